@@ -1,0 +1,114 @@
+"""How the engine sees tensors: one family per array library.
+
+The engine never imports torch. numpy's family is its own; torch's is offered by ``connect`` when
+``"torch" in sys.modules``. Host memory is little-endian bytes of the box in C order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+LeafKind = Literal["sharded", "replicated", "per_rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpec:
+    """What one tensor leaf is, without its data.
+
+    ``dtype`` is a format dtype name (``format.dtypes``); ``start`` and ``size`` give the box of
+    ``global_shape`` that is held here; ``nbytes`` is the box's bytes. ``alias`` is equal for leaves
+    that are views of exactly the same bytes (same address, shape, strides and dtype), else None
+    when that cannot be told or the tensor has no bytes.
+    """
+
+    dtype: str
+    global_shape: tuple[int, ...]
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    nbytes: int
+    kind: LeafKind = "replicated"
+    alias: Hashable | None = None
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """A live object turned into a nested state that the tree codec and the leaf walk understand.
+
+    ``live``: the tensors in ``state`` are the object's own memory, so a restore fills them in place
+    and then calls ``apply`` (if any) with the *non-tensor* rest. Otherwise nothing is touched until
+    all bytes are read and verified, and then ``apply(saved_state)`` hands over the whole rebuilt
+    state, whose tensors are fresh copies on the CPU.
+    """
+
+    kind: str
+    """``module``, ``optimizer``, ``stateful`` or ``rng``."""
+    type_name: str
+    state: Any
+    live: bool
+    apply: Callable[[Any], None] | None = None
+    notes: Mapping[str, Any] | None = None
+    """Facts to store beside the state, e.g. ``{"stripped": ["_orig_mod"]}``."""
+
+
+class Capture(Protocol):
+    """Copies into host memory that are under way."""
+
+    def ready(self, index: int) -> bool:
+        """Whether pair ``index`` has its final host bytes."""
+
+    def wait_for(self, index: int) -> None:
+        """Block until pair ``index`` is final. Raises what the device raised."""
+
+    def wait(self) -> None:
+        """Block until all pairs are final, and let go of the sources."""
+
+    def fence(self) -> None:
+        """Make the current device stream wait for the copies; the host does not wait."""
+
+
+class ArrayFamily(Protocol):
+    """One array library. ``name`` is the word used in the state tree's references: ``tensor`` or ``array``."""
+
+    name: str
+
+    def owns(self, value: Any) -> bool:
+        """Whether ``value`` is a tensor leaf of this family (subclasses that it must refuse included)."""
+
+    def owns_object(self, value: Any) -> bool:
+        """Whether ``value`` is an object that ``expand`` treats specially (nn.Module, Optimizer, ...)."""
+
+    def expand(self, objects: Sequence[tuple[str, Any]], leaves: Sequence[tuple[str, Any]]) -> list[Expansion]:
+        """Expand all owned objects of one state together, so that an optimizer can be keyed by the
+        names of its parameters. ``objects`` are (dotted path, object), ``leaves`` the (dotted name, tensor)
+        pairs that stand in the state by themselves. ``Mismatch`` names every parameter or name clash."""
+
+    def describe(self, value: Any, path: str) -> LeafSpec:
+        """No data access, no device sync. ``UnsupportedValue`` naming ``path`` for sparse, quantised, nested, meta and
+        wrapper tensors, and for dtypes that the format lacks."""
+
+    def flags(self, value: Any) -> tuple[str, ...]:
+        """Facts needed to rebuild exactly: ``parameter``, ``buffer``, ``non_persistent``, ``requires_grad``, ``channels_last``, ..."""
+
+    def host_address(self, value: Any) -> int | None:
+        """Address of the leaf's bytes where they already lie in host memory, dense, in C order and little-endian; else None."""
+
+    def capture(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
+        """Copy each value's box into its host memory. CPU values are final on return."""
+
+    def fill(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
+        """Copy host bytes into live values, without autograd. The values may be strided, on a device, or need a dtype
+        that ``cast`` describes (see ``fill_cast``)."""
+
+    def fill_cast(self, value: Any, saved_dtype: str, host: memoryview) -> None:
+        """Copy host bytes of ``saved_dtype`` into ``value`` with the library's ordinary conversion."""
+
+    def check_fillable(self, value: Any, path: str) -> str | None:
+        """A reason why ``value`` cannot be filled (e.g. on the meta device: names ``to_empty``), or None."""
+
+    def build(self, spec: LeafSpec, host: memoryview, flags: Sequence[str], device: Any | None) -> Any:
+        """Return a value over ``host`` (writable; the value keeps it alive, without a copy where the library allows) or, with a device, on that device."""
+
+    def pin(self, memory: memoryview) -> Callable[[], None]:
+        """Register host memory for fast device copies; returns the undo. A no-op without a device."""

@@ -1,0 +1,116 @@
+"""What the engine asks of a place that holds objects (DESIGN section 8).
+
+A key is a relative path of plain ASCII components joined by ``/`` (``format.layout.validate_key``).
+Objects are written once and never changed. Every method raises only the ``BackendError`` family,
+``NotFound`` for an absent key, ``Conflict`` for an occupied one and ``InvalidInput`` for a bad key;
+messages name the object's full URL or path and, for reads and writes, the offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Facts about a backend, as values rather than type checks."""
+
+    scheme: str
+    """URL scheme: ``file``, ``memory``, ..."""
+    durable: str
+    """What a return from ``finish`` or ``create`` promises, in one sentence for people."""
+    survives_power_loss: bool
+    local: bool
+    """True where the place is a local file system on which an embedded catalog may live."""
+    alignment: int
+    """Offsets, lengths and addresses that are multiples of this many bytes take the fast path. 1 = no matter."""
+    folders: bool
+    """True where a folder must exist before objects are written into it."""
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    key: str
+    nbytes: int
+
+
+class ObjectWriter(Protocol):
+    """One object being written. Not visible to ``head`` as complete until ``finish`` returns."""
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """Write all of ``data`` at ``offset``. Safe to call from several threads on disjoint ranges.
+
+        ``data`` may be reused as soon as the call returns.
+        """
+
+    def finish(self) -> None:
+        """Make the object durable by the backend's promise. After any error the object is dead."""
+
+    def abort(self) -> None:
+        """Give the object up and remove what was written. Idempotent; never raises on absent files."""
+
+
+class Backend(Protocol):
+    """A place that holds objects."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def traits(self) -> Traits: ...
+
+    def create(self, key: str, data: Buffer) -> None:
+        """Create a small object atomically and durably: on return ``key`` holds exactly these bytes.
+
+        If the key is taken the contents are compared: equal is success, else ``Conflict``. Nobody
+        ever sees a part of the object. The folder must exist (``traits.folders``).
+        """
+
+    def make_folder(self, prefix: str) -> None:
+        """Create the folder ``prefix`` and its parents, durably. Idempotent. Nothing to do for object stores."""
+
+    def has_folder(self, prefix: str) -> bool:
+        """Whether ``make_folder(prefix)`` was done and still holds. Always true for object stores."""
+
+    def open_writer(self, key: str, nbytes: int) -> ObjectWriter:
+        """Begin a large object of exactly ``nbytes`` bytes; space is reserved where that is possible.
+
+        Raises ``Conflict`` if the key is taken, ``OutOfSpace`` with needed and free bytes,
+        ``NotFound`` if the folder is absent. The writer never makes a folder.
+        """
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset``. A short object is ``Corrupt``, an absent one ``NotFound``; never a partial fill reported as success."""
+
+    def read(self, key: str, *, limit: int) -> bytes:
+        """Return a whole small object; one longer than ``limit`` bytes is ``FormatError``."""
+
+    def head(self, key: str) -> ObjectInfo: ...
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """All objects under the folder ``prefix`` ('' = everything), at any depth, sorted by key.
+
+        ``a/b`` lists ``a/b/c`` but not ``a/bc``. Temporary names of creates under way and the
+        embedded catalog's files are never listed.
+        """
+
+    def list_folders(self, prefix: str) -> list[str]:
+        """Names (not keys) of the folders directly under ``prefix``, sorted."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object, durably. Absent is success."""
+
+    def sweep_debris(self, prefix: str, *, dry_run: bool) -> list[ObjectInfo]:
+        """Remove (or with ``dry_run`` list) leftovers of unfinished creates under ``prefix``. The caller vouches that no writer is alive there."""
+
+    def space(self) -> int | None:
+        """Free bytes for a writer without privileges, or None where the place does not tell."""
+
+    def close(self) -> None: ...
+
+
+BackendWrapper = Callable[[Backend], Backend]

@@ -1,0 +1,324 @@
+"""What the engine asks of the SQL catalog (DESIGN section 5).
+
+A ``Catalog`` speaks for one repository. Each method is one transaction. Timestamps are taken from
+the database's clock and returned as aware UTC datetimes. ``fence`` is the caller's launch fence: the
+transaction locks the run's row first and raises ``Fenced`` unless ``fence == runs.fence`` there.
+Database failures are ``CatalogError``, with ``transient=True`` where nothing was established and
+the same call may be repeated (every method here may be repeated safely).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, Protocol
+
+from ckptfmt.format.states import State
+
+RankState = Literal["writing", "staged", "durable", "failed"]
+
+
+@dataclass(frozen=True)
+class CatalogIdentity:
+    """Which catalog this is: its uuid and the epoch under which it governs a root."""
+
+    uuid: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    id: int
+    name: str
+    key: str
+    """The run's folder name on storage (``format.layout.run_key``)."""
+    fence: int
+    next_commit_seq: int
+    retention_hold: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """Who asks for a run's lease. ``pid_started`` with ``boot_id`` tells a reused pid apart."""
+
+    token: str
+    host: str
+    pid: int
+    boot_id: str
+    pid_started: str
+    world_size: int = 1
+    kind: Literal["training", "recover"] = "training"
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    id: int
+    run: str
+    token: str
+    kind: str
+    fence: int
+    host: str
+    pid: int
+    boot_id: str
+    pid_started: str
+    world_size: int
+    restored_from: str | None
+    """Key of the generation that this launch restored."""
+    last_step: int | None
+    lease_until: datetime
+    live: bool
+    """Not closed, and the lease has not lapsed by the database's clock."""
+    created_at: datetime
+    closed_at: datetime | None
+
+
+@dataclass(frozen=True)
+class GenerationRecord:
+    id: int
+    run: str
+    run_key: str
+    key: str
+    step: int
+    state: State
+    launch_id: int
+    launch_token: str
+    fence: int
+    """Fence of the launch that began it (after a takeover it is finished under a higher one)."""
+    save_number: int
+    world_size: int
+    parent_key: str | None
+    commit_seq: int | None
+    epoch: int
+    manifest_name: str | None
+    manifest_digest: str | None
+    manifest_bytes: int | None
+    nbytes: int | None
+    """Tensor bytes, set when durable."""
+    stall_seconds: float | None
+    """Largest over the ranks."""
+    tags: tuple[str, ...]
+    pinned: bool
+    created_at: datetime
+    deadline: datetime | None
+    durable_at: datetime | None
+    committed_at: datetime | None
+    commit_fence: int | None
+    """Fence under which it was committed; COMMIT.json records this one."""
+    proven_at: datetime | None
+    abort_stage: str | None
+    abort_rank: int | None
+    abort_reason: str | None
+    quarantined_at: datetime | None
+    quarantine_reason: str | None
+    retired_at: datetime | None
+    swept_at: datetime | None
+    """Last time gc removed its objects."""
+
+
+@dataclass(frozen=True)
+class PackRecord:
+    generation_key: str
+    """The generation whose folder holds the pack."""
+    name: str
+    rank: int
+    nbytes: int
+    header_digest: str
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    generation_id: int
+    rank: int
+    state: RankState
+    part_name: str | None
+    part_digest: str | None
+    nbytes: int | None
+    stall_seconds: float | None
+    write_seconds: float | None
+    retries: int
+    error: str | None
+    updated_at: datetime
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """One line of history. ``seq`` counts per run from 1."""
+
+    seq: int
+    run: str
+    generation_id: int | None
+    at: datetime
+    kind: str
+    from_state: str | None
+    to_state: str | None
+    actor: str
+    detail: Mapping[str, Any]
+    library: str
+
+
+@dataclass(frozen=True)
+class DurableFacts:
+    """What C3 records when a generation becomes durable."""
+
+    manifest_name: str
+    manifest_digest: str
+    manifest_bytes: int
+    nbytes: int
+    parent_key: str | None
+    packs: Sequence[PackRecord] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class AdoptFacts:
+    """A valid committed verdict found on storage, and the manifest it names."""
+
+    commit_seq: int
+    committed_at: datetime
+    commit_fence: int
+    epoch: int
+    durable: DurableFacts
+
+
+@dataclass(frozen=True)
+class SaveTicket:
+    """The answer to C1."""
+
+    generation: GenerationRecord
+    created: bool
+    """False when the same (launch, n) had begun before: the answer was lost, or another rank came first."""
+
+
+class Catalog(Protocol):
+    """The catalog of one repository."""
+
+    @property
+    def url(self) -> str:
+        """For display: no password."""
+
+    @property
+    def read_only(self) -> bool: ...
+
+    def identity(self) -> CatalogIdentity: ...
+
+    # -- runs and launches ---------------------------------------------------------------------
+    def ensure_run(self, name: str, key: str) -> RunRecord: ...
+
+    def runs(self) -> list[RunRecord]:
+        """Sorted by name."""
+
+    def live_launch(self, run: str) -> LaunchRecord | None:
+        """The launch that holds the run's lease now, by the database's clock."""
+
+    def launches(self, run: str) -> list[LaunchRecord]:
+        """Newest first."""
+
+    def acquire_launch(self, run: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None = None) -> LaunchRecord:
+        """Take the run's lease: raise ``runs.fence`` by one and insert the launch with it.
+
+        ``Conflict`` (naming host, pid and age of the holder) while another launch is live, unless
+        its id is ``displace``. A repeat with the same token by the same pid returns the first
+        answer; a token used by anybody else, or closed, is ``Conflict``.
+        """
+
+    def renew_lease(self, launch_id: int, *, lease_seconds: float, last_step: int | None = None) -> LaunchRecord:
+        """Heartbeat. ``Fenced`` if the launch's fence is no longer the run's."""
+
+    def close_launch(self, launch_id: int) -> None:
+        """Release the lease. Idempotent."""
+
+    def set_restored_from(self, launch_id: int, generation_key: str) -> None: ...
+
+    # -- the save, C1 to C5 --------------------------------------------------------------------
+    def begin_save(self, launch_id: int, *, n: int, step: int, key: str, ranks: Sequence[int], deadline_seconds: float | None, fence: int, tags: Sequence[str] = ()) -> SaveTicket:
+        """C1. Idempotent by (launch, n); another step for the same n is ``Conflict``.
+
+        ``tags`` are remembered and given to the generation by ``commit``.
+        """
+
+    def skip_save(self, launch_id: int, *, n: int, step: int, fence: int) -> None:
+        """Record that save ``n`` was skipped because one was in flight."""
+
+    def report_rank(self, generation_id: int, rank: int, *, state: RankState, part_name: str | None = None, part_digest: str | None = None, nbytes: int | None = None,
+                    stall_seconds: float | None = None, write_seconds: float | None = None, retries: int = 0, error: str | None = None) -> None:
+        """C2. The rank's own row; needs no lock. ``Conflict`` if the generation is no longer ``writing``, or a different part digest was reported before."""
+
+    def ranks(self, generation_id: int) -> list[RankRecord]: ...
+
+    def mark_durable(self, generation_id: int, facts: DurableFacts, *, fence: int) -> GenerationRecord:
+        """C3, ``writing -> durable``. Needs every expected rank durable and every lower save of the launch terminal. Idempotent for equal facts."""
+
+    def commit(self, generation_id: int, *, fence: int) -> GenerationRecord:
+        """C4, the commit point: ``durable -> committed`` with the run's next ``commit_seq``; moves the save's tags here. Idempotent. ``Conflict`` if it was aborted."""
+
+    def set_proven(self, generation_id: int) -> GenerationRecord:
+        """C5: COMMIT.json is durable. Idempotent."""
+
+    def abort(self, generation_id: int, *, stage: str, rank: int | None, reason: str, fence: int | None) -> GenerationRecord:
+        """``writing|durable -> aborted``; already aborted is success with the first reason kept.
+
+        Committed (or later) is ``Conflict``: look at the returned state before saying "aborted".
+        ``fence=None`` is for a generation past its deadline: checked by the database's clock.
+        """
+
+    def adopt(self, generation_id: int, facts: AdoptFacts, *, fence: int) -> GenerationRecord:
+        """Repair: ``aborted|writing|durable -> committed`` on the evidence of a committed verdict."""
+
+    # -- retention -----------------------------------------------------------------------------
+    def retire(self, generation_id: int, *, fence: int | None = None) -> GenerationRecord:
+        """``committed -> retired``. The rule is recomputed in this transaction: ``Conflict`` (saying which rule) for
+        the newest proven generation of the run, a pinned or tagged one, one with a live reader, one that a live
+        launch restored from, and anything in a run under ``retention_hold``."""
+
+    def mark_swept(self, generation_id: int) -> GenerationRecord:
+        """gc has removed the objects: ``retired|aborted -> deleted``; on ``deleted`` it only moves ``swept_at``."""
+
+    def packs(self, generation_id: int) -> list[PackRecord]: ...
+
+    def pack_users(self, generation_key: str, name: str) -> list[int]:
+        """Ids of the generations, not deleted, that refer to this pack."""
+
+    def database_now(self) -> datetime: ...
+
+    def tag(self, generation_id: int, name: str) -> None:
+        """Give a committed generation a tag; the name moves if another generation of the run had it."""
+
+    def untag(self, generation_id: int, name: str) -> None:
+        """``NotFound`` if this generation does not have the tag."""
+
+    def pin(self, generation_id: int, *, reason: str) -> None: ...
+
+    def unpin(self, generation_id: int) -> None: ...
+
+    def quarantine(self, generation_id: int, *, reason: str) -> None:
+        """Leave the generation out of ``latest``. A dated fact, not a state."""
+
+    # -- reading -------------------------------------------------------------------------------
+    def generation(self, generation_id: int) -> GenerationRecord | None: ...
+
+    def generation_by_key(self, key: str) -> GenerationRecord | None: ...
+
+    def generations(self, *, run: str | None = None, states: Sequence[State] | None = None, limit: int | None = None) -> list[GenerationRecord]:
+        """Newest first: committed ones by (epoch, commit_seq) descending ahead of the others by id descending when states are mixed; never by step or time."""
+
+    def latest(self, run: str) -> GenerationRecord | None:
+        """Newest committed generation that is not quarantined, by (epoch, commit_seq)."""
+
+    def committed_at_step(self, run: str, step: int) -> GenerationRecord | None:
+        """Newest committed one of that step."""
+
+    def tagged(self, run: str, tag: str) -> GenerationRecord | None: ...
+
+    def open_reader(self, generation_id: int, *, host: str, pid: int, ttl_seconds: float) -> int:
+        """Register a live reader of a committed generation; the same transaction checks that it still is. Returns the reader's id. ``NotCommitted`` otherwise."""
+
+    def close_reader(self, reader_id: int) -> None: ...
+
+    def events(self, *, run: str | None = None, generation_id: int | None = None, limit: int | None = None) -> list[EventRecord]:
+        """Oldest first."""
+
+    def view(self, name: str, *, run: str | None = None) -> list[dict[str, Any]]:
+        """Rows of a documented view (``spec/catalog.md``)."""
+
+    def close(self) -> None: ...
