@@ -1,0 +1,78 @@
+"""Reading JSON that somebody else may have written: nothing is guessed, nothing silently dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from ckptfmt.errors import FormatError
+
+Pairs = list[tuple[str, Any]]
+T = TypeVar("T")
+
+
+def _unique(pairs: Pairs) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        seen: set[str] = set()
+        name = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"member {name[:80]!r} stands twice in one object")
+    return members
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+def parse(text: bytes, what: str, *, on_object: Callable[[Pairs], Any] = _unique) -> Any:
+    """Return the value of a UTF-8 JSON text.
+
+    ``FormatError`` naming ``what`` for anything that is not JSON, duplicate members, NaN and
+    Infinity, lone surrogates, and nesting that is too deep for this process. ``on_object`` turns
+    the members of each object into its value and may raise ``ValueError``.
+    """
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=on_object, parse_constant=_no_constant)
+        if b"\\u" in text:
+            # Escapes are the only way in for lone surrogates, which no UTF-8 output could show again.
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise FormatError(f"{what} is nested too deeply") from None
+    except ValueError as error:  # includes JSONDecodeError and the Unicode errors
+        raise FormatError(f"{what} is not valid: {error}") from error
+    return value
+
+
+def members(text: bytes, what: str) -> dict[str, msgspec.Raw]:
+    """Return the members of one JSON object with their raw texts, in order, without parsing the values.
+
+    Duplicate names are refused here for this object only.
+    """
+    try:
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{what} is not a JSON object: {error}") from error
+    # Joining the members again gives the same compact text only if none was dropped.
+    again = b",".join([msgspec.json.encode(name) + b":" + bytes(value) for name, value in raw.items()])
+    if b"{" + again + b"}" != text.strip():
+        parse(text, what)
+    return raw
+
+
+def convert(value: Any, type_: type[T], what: str) -> T:
+    """Return ``value`` (parsed JSON) as ``type_``; ``FormatError`` names ``what`` and the member that doesn't fit."""
+    try:
+        return msgspec.convert(value, type=type_)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{what} is not valid: {error}") from error
+
+
+def decode(text: bytes | msgspec.Raw, type_: type[T], what: str) -> T:
+    """Return a JSON text as ``type_``, fast. Duplicate members are the caller's to refuse (``members``)."""
+    try:
+        return msgspec.json.decode(text, type=type_)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{what} is not valid: {error}") from error
