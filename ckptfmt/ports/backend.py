@@ -91,13 +91,6 @@ class Backend(Protocol):
 
     def head(self, key: str) -> ObjectInfo: ...
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        """All objects under the folder ``prefix`` ('' = everything), at any depth, sorted by key.
-
-        ``a/b`` lists ``a/b/c`` but not ``a/bc``. Temporary names of creates under way and the
-        embedded catalog's files are never listed.
-        """
-
     def list_folders(self, prefix: str) -> list[str]:
         """Names (not keys) of the folders directly under ``prefix``, sorted."""
 
@@ -109,6 +102,13 @@ class Backend(Protocol):
 
     def space(self) -> int | None:
         """Free bytes for a writer without privileges, or None where the place does not tell."""
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """All objects under the folder ``prefix`` ('' = everything), at any depth, sorted by key.
+
+        ``a/b`` lists ``a/b/c`` but not ``a/bc``. Temporary names of creates under way and the
+        embedded catalog's files are never listed.
+        """
 
     def close(self) -> None: ...
 

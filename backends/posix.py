@@ -1,0 +1,221 @@
+"""Objects as files below one folder: NVMe, other local disks, NFS.
+
+Written for power cuts: an object is durable when its file *and* its folder have been synced, and a
+failed sync makes it dead. Nothing is ever overwritten or renamed over.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ckptfmt.backends.buffers import flat_bytes
+from ckptfmt.backends.keys import is_catalog_file, is_component, is_temporary, temporary_name
+from ckptfmt.backends.posix_create import Creation
+from ckptfmt.backends.posix_direct import BLOCK, DirectRules
+from ckptfmt.backends.posix_errors import translate, translated
+from ckptfmt.backends.posix_folders import Folders
+from ckptfmt.backends.posix_reader import PosixReader, require_regular
+from ckptfmt.backends.posix_writer import PosixWriter
+from ckptfmt.backends.syscalls import Syscalls
+from ckptfmt.errors import InvalidInput
+from ckptfmt.ports.backend import Buffer, ObjectInfo, Traits
+
+_LARGEST: Final = 2**63 - 1 - BLOCK
+_ABSENT: Final = (FileNotFoundError, NotADirectoryError)
+
+
+class PosixOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``storage_options`` of a ``file://`` repository."""
+
+    direct: bool | None = None
+    """Direct I/O (``O_DIRECT``): None = where it works, True = an error where it does not, False = never."""
+
+
+class PosixBackend:
+    """A ``Backend`` on a file system. Constructing it touches nothing; ``create_root`` makes the root."""
+
+    def __init__(
+        self, root: str | Path, options: PosixOptions | None = None, *, syscalls: Syscalls | None = None
+    ) -> None:
+        self._sys: Final = syscalls if syscalls is not None else Syscalls()
+        self._folders: Final = Folders(os.path.abspath(root), self._sys)
+        self._rules: Final = DirectRules(self._sys, (options or PosixOptions()).direct)
+        self._reader: Final = PosixReader(self._rules, self._sys)
+        self._creation: Final = Creation(self._folders, self._sys)
+        self._traits: Traits | None = None
+
+    @property
+    def url(self) -> str:
+        return Path(self._folders.root).as_uri()
+
+    @property
+    def traits(self) -> Traits:
+        if self._traits is None:
+            with translated("look at", self._folders.root):
+                in_memory = self._folders.is_in_memory()
+                self._traits = Traits(
+                    scheme="file",
+                    durable=(
+                        "in this machine's memory only: gone at the next boot"
+                        if in_memory
+                        else "file and folder have been synced (fsync), as durable as the file system's promise"
+                    ),
+                    survives_power_loss=not in_memory,
+                    local=self._folders.is_local(),
+                    alignment=BLOCK,
+                    folders=True,
+                )
+        return self._traits
+
+    # -- folders -------------------------------------------------------------------------------
+    def create_root(self) -> None:
+        """Make the root folder if it is absent, durably, and prove that this process may write there.
+
+        ``AccessDenied`` on a read-only file system or without permission, ``Conflict`` if a file is in the way.
+        """
+        with translated("make repository root", self._folders.root):
+            self._folders.create_root()
+            probe = os.path.join(self._folders.root, temporary_name())
+            self._sys.close(self._sys.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
+            self._sys.unlink(probe)
+
+    def make_folder(self, prefix: str) -> None:
+        with translated("make folder", os.path.join(self._folders.root, prefix)):
+            self._folders.make(prefix)
+
+    def has_folder(self, prefix: str) -> bool:
+        path = self._folders.folder_path(prefix, "look for folder")
+        with translated("look for folder", path):
+            try:
+                return stat.S_ISDIR(self._sys.lstat(path + os.sep).st_mode)
+            except _ABSENT:
+                return False
+
+    # -- writing -------------------------------------------------------------------------------
+    def create(self, key: str, data: Buffer) -> None:
+        path = self._folders.object_path(key, "create")
+        view = flat_bytes(data, f"create {path}")
+        with translated("create", path, needed=len(view), free=self._folders.free_bytes_or_none):
+            self._creation.create(path, view)
+
+    def open_writer(self, key: str, nbytes: int) -> PosixWriter:
+        path = self._folders.object_path(key, "write")
+        if not 0 <= nbytes <= _LARGEST:
+            raise InvalidInput(f"write {path}: {nbytes} is no size of a file; give 0 to {_LARGEST} bytes")
+        writer = PosixWriter(path, nbytes, self._folders, self._rules, self._sys)
+        with translated("write", path, needed=nbytes, free=self._folders.free_bytes_or_none):
+            writer.open()
+        return writer
+
+    def delete(self, key: str) -> None:
+        path = self._folders.object_path(key, "delete")
+        with translated("delete", path):
+            self._unlink(path)
+
+    def _unlink(self, path: str) -> None:
+        try:
+            self._sys.unlink(path)
+        except FileNotFoundError:
+            pass  # the sync below still counts: whoever removed it may have died before its own
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            # A folder of that name (EISDIR on Linux, EPERM elsewhere) is no object.
+            if error.errno not in (errno.EISDIR, errno.EPERM) or not stat.S_ISDIR(self._sys.lstat(path).st_mode):
+                raise
+            return
+        try:
+            self._folders.sync(os.path.dirname(path))
+        except FileNotFoundError:
+            return
+
+    def sweep_debris(self, prefix: str, *, dry_run: bool) -> list[ObjectInfo]:
+        path = self._folders.folder_path(prefix, "sweep")
+        with translated("sweep", path):
+            found = sorted(self._walk(path, prefix, temporary=True), key=lambda info: info.key)
+            if not dry_run:
+                for info in found:
+                    self._unlink(os.path.join(self._folders.root, info.key))
+        return found
+
+    # -- reading -------------------------------------------------------------------------------
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        path = self._folders.object_path(key, "read")
+        view = flat_bytes(buffer, f"read {path} at offset {offset}")
+        if offset < 0 or buffer.readonly:
+            raise InvalidInput(f"read {path} at offset {offset}: give an offset of at least 0 and a writable buffer")
+        try:
+            self._reader.read_into(path, offset, view)
+        except OSError as error:
+            raise translate(error, "read", path, offset=offset) from error
+
+    def read(self, key: str, *, limit: int) -> bytes:
+        path = self._folders.object_path(key, "read")
+        with translated("read", path):
+            return self._reader.read_whole(path, limit)
+
+    def head(self, key: str) -> ObjectInfo:
+        path = self._folders.object_path(key, "look at")
+        with translated("look at", path):
+            facts = self._sys.lstat(path)
+            require_regular(facts, path)
+            return ObjectInfo(key, facts.st_size)
+
+    def list_folders(self, prefix: str) -> list[str]:
+        path = self._folders.folder_path(prefix, "list")
+        with translated("list", path):
+            entries = self._entries(path, prefix)
+            return sorted(entry.name for entry in entries if self._is_folder(entry))
+
+    def _walk(self, path: str, prefix: str, *, temporary: bool) -> Iterator[ObjectInfo]:
+        """Yield the objects (or, with ``temporary``, the leftovers of creates) below ``path``, unordered."""
+        pending = [(path, prefix)]
+        while pending:
+            folder, key = pending.pop()
+            for entry in self._entries(folder, key, temporary=temporary):
+                name = f"{key}/{entry.name}" if key else entry.name
+                if self._is_folder(entry):
+                    pending.append((entry.path, name))
+                elif entry.is_file(follow_symlinks=False) and is_temporary(entry.name) == temporary:
+                    try:
+                        yield ObjectInfo(name, self._sys.lstat(entry.path).st_size)
+                    except FileNotFoundError:
+                        continue  # removed since the folder was read
+
+    def _entries(self, path: str, prefix: str, *, temporary: bool = False) -> list[os.DirEntry[str]]:
+        try:
+            entries = self._sys.scandir(path)
+        except _ABSENT:
+            return []
+        return [
+            entry
+            for entry in entries
+            if (is_component(entry.name) and not (prefix == "" and is_catalog_file(entry.name)))
+            or (temporary and is_temporary(entry.name))
+        ]
+
+    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
+        if entry.is_symlink():
+            self._folders.tell_symlink(entry.path)
+            return False
+        return entry.is_dir(follow_symlinks=False)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        path = self._folders.folder_path(prefix, "list")
+        with translated("list", path):
+            return sorted(self._walk(path, prefix, temporary=False), key=lambda info: info.key)
+
+    # -- the place -----------------------------------------------------------------------------
+    def space(self) -> int | None:
+        with translated("ask for the free space of", self._folders.root):
+            return self._folders.free_bytes()
+
+    def close(self) -> None:
+        """Nothing to release: descriptors live only as long as a call or a writer."""

@@ -1,0 +1,152 @@
+"""The folders of a posix repository: paths of keys, durable folders, and where they lie."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from typing import Final
+
+from ckptfmt.backends.keys import checked_key, checked_prefix
+from ckptfmt.backends.posix_errors import symlink_refused
+from ckptfmt.backends.syscalls import Syscalls
+from ckptfmt.errors import Conflict
+
+_log = logging.getLogger("ckptfmt.backends.posix")
+
+# linux/magic.h, and for zfs, lustre, gpfs, bcachefs and f2fs what statfs(2) and those projects document
+_FILE_SYSTEMS: Final = {
+    0xEF53: "ext",
+    0x58465342: "xfs",
+    0x9123683E: "btrfs",
+    0x2FC12FC1: "zfs",
+    0x794C7630: "overlay",
+    0x01021994: "tmpfs",
+    0x858458F6: "ramfs",
+    0xF2F52010: "f2fs",
+    0xCA451A4E: "bcachefs",
+    0x6969: "nfs",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb2",
+    0x65735546: "fuse",
+    0x0BD00BD0: "lustre",
+    0x00C36400: "ceph",
+    0x47504653: "gpfs",
+    0x01021997: "9p",
+    0x00C0FFEE: "hostfs",
+}
+_LOCAL: Final = frozenset({"ext", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "f2fs", "bcachefs"})
+_IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
+_NO_FOLDER_SYNC: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
+
+
+class Folders:
+    """Maps keys to paths below ``root`` and makes changes of folders durable."""
+
+    def __init__(self, root: str, syscalls: Syscalls) -> None:
+        self.root: Final = root
+        self._sys: Final = syscalls
+        self._told: set[str] = set()
+
+    # -- paths ---------------------------------------------------------------------------------
+    def object_path(self, key: str, operation: str) -> str:
+        """Return the path of ``key``. ``AccessDenied`` if a folder on the way is a symbolic link."""
+        return self._inside(checked_key(key), os.path.dirname(key), operation)
+
+    def folder_path(self, prefix: str, operation: str) -> str:
+        return self._inside(checked_prefix(prefix), prefix, operation)
+
+    def _inside(self, key: str, folder: str, operation: str) -> str:
+        if folder:
+            # The root itself may be reached through links: that is its owner's choice.
+            real = os.path.realpath(os.path.join(self.root, folder))
+            if real != os.path.join(os.path.realpath(self.root), folder):
+                raise symlink_refused(operation, os.path.join(self.root, folder))
+        return os.path.join(self.root, key) if key else self.root
+
+    # -- folders -------------------------------------------------------------------------------
+    def create_root(self) -> None:
+        """Make the root and the folders above it that are absent, durably."""
+        missing: list[str] = []
+        path = self.root
+        while not os.path.lexists(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(missing):
+            self._mkdir(folder)
+            self.sync(os.path.dirname(folder))
+        if not os.path.isdir(self.root):
+            raise Conflict(f"make repository root {self.root}: a file stands in its place; move it away")
+
+    def make(self, prefix: str) -> None:
+        """Make ``prefix`` and its parents below the root, durably."""
+        self.folder_path(prefix, "make folder")
+        path = self.root
+        for name in prefix.split("/") if prefix else ():
+            parent, path = path, os.path.join(path, name)
+            self._mkdir(path)
+            # Also when it was there: whoever made it may have died before its own sync.
+            self.sync(parent)
+
+    def _mkdir(self, path: str) -> None:
+        try:
+            self._sys.mkdir(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise Conflict(f"make folder {path}: a file stands in its place; move it away") from None
+
+    def sync(self, path: str) -> None:
+        """Make the entries of the folder ``path`` durable."""
+        descriptor = self._sys.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._sys.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
+            self._tell_no_sync()
+        finally:
+            self._sys.close(descriptor)
+
+    def _tell_no_sync(self) -> None:
+        self._tell_once(self.root, "this file system can't sync folders; new names are durable when it sees fit")
+
+    def tell_symlink(self, path: str) -> None:
+        """Say (once) that a listing leaves out a symbolic link."""
+        self._tell_once(path, "a symbolic link below the repository's root is not followed, and not listed")
+
+    def _tell_once(self, path: str, what: str) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            _log.warning("%s: %s", path, what)
+
+    # -- the place -----------------------------------------------------------------------------
+    def _existing(self) -> str:
+        path = self.root
+        while not os.path.lexists(path) and path != os.path.dirname(path):
+            path = os.path.dirname(path)
+        return path
+
+    def free_bytes(self) -> int | None:
+        """Return the free bytes for a writer without privileges; None where the file system counts nothing."""
+        place = self._sys.statvfs(self._existing())
+        return place.f_bavail * place.f_frsize if place.f_blocks else None
+
+    def free_bytes_or_none(self) -> int | None:
+        """As ``free_bytes``, for error messages: an error here must not hide the one being told."""
+        try:
+            return self.free_bytes()
+        except OSError:
+            return None
+
+    def file_system(self) -> str:
+        """Return the file system's name, e.g. ``ext`` or ``nfs``, or its number in hex where it has none here."""
+        number = self._sys.file_system_type(self._existing())
+        if number is None:
+            return "unknown"
+        return _FILE_SYSTEMS.get(number, hex(number))
+
+    def is_local(self) -> bool:
+        return self.file_system() in _LOCAL
+
+    def is_in_memory(self) -> bool:
+        return self.file_system() in _IN_MEMORY
