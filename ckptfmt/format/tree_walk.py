@@ -1,0 +1,188 @@
+"""Looking at a state tree without rebuilding its values: references, sub-trees, and union over ranks."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from ckptfmt.errors import FormatError, Mismatch, NotFound
+from ckptfmt.format.tree_decoder import Decoder
+from ckptfmt.format.tree_nodes import REFERENCE_TAGS, component, split_reference
+from ckptfmt.format.tree_scalars import DECODERS, Node
+
+_PAIRS: Final = frozenset({"dict", "odict", "counter"})
+_ITEMS: Final = frozenset({"tuple", "set", "frozenset", "slice"})
+
+
+def references(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield (tag, name) of every reference and (``per_rank``, slot) of every slot below ``node``."""
+    todo: list[Any] = [node]
+    while todo:
+        here = todo.pop()
+        if type(here) is list:
+            todo.extend(reversed(here))
+        elif type(here) is dict:
+            for tag, payload in here.items():
+                if tag in REFERENCE_TAGS:
+                    yield tag, split_reference(payload)[0]
+                elif tag == "per_rank":
+                    if type(payload) is not str:
+                        raise FormatError(f"a per-rank slot must be a string, not {payload!r:.100}")
+                    yield tag, payload
+                elif tag not in DECODERS:
+                    todo.append(payload)
+
+
+def _inner(node: Node) -> tuple[str, Any]:
+    """Return (tag, payload) of the container that ``node`` is, looking through live objects; ('', None) for none."""
+    while True:
+        if type(node) is list:
+            return "list", node
+        if type(node) is not dict or len(node) != 1:
+            return "", None
+        ((tag, payload),) = node.items()
+        if tag == "stateful" and type(payload) is list and len(payload) == 4:
+            node = payload[3]
+        elif tag == "registered" and type(payload) is list and len(payload) == 2:
+            node = payload[1]
+        else:
+            return tag, payload
+
+
+def _children(node: Node) -> dict[str, Node]:
+    """Return the children of a node by their path component; the first of equal components wins."""
+    tag, payload = _inner(node)
+    if tag in ("state_dict", "deque") and type(payload) is list and payload:
+        payload = payload[0]
+    if tag == "defaultdict" and type(payload) is list and len(payload) == 2:
+        payload = payload[1]
+    if type(payload) is not list:
+        return {}
+    if tag in _PAIRS or tag in ("state_dict", "defaultdict"):
+        found: dict[str, Node] = {}
+        for pair in payload:
+            if type(pair) is list and len(pair) == 2:
+                found.setdefault(_component_of(pair[0]), pair[1])
+        return found
+    if tag == "list" or tag in _ITEMS or tag == "deque":
+        return {str(i): item for i, item in enumerate(payload)}
+    return {}
+
+
+def _component_of(key: Node) -> str:
+    if type(key) in (str, int):
+        return component(key)
+    return component(Decoder(lambda tag, payload: split_reference(payload)[0], lenient=True).node(key, 0))
+
+
+def subtree(node: Node, dotted: str) -> Node:
+    """Return the node at the dotted path below ``node`` ('' is ``node`` itself).
+
+    A key that itself holds dots is found where no shorter key leads on. ``NotFound`` lists near names.
+    """
+    if not dotted:
+        return node
+    found, misses = _walk(node, dotted, "")
+    if found is not None:
+        return found[0]
+    parent, rest, names = max(misses, key=lambda miss: len(miss[0]))
+    near = difflib.get_close_matches(rest, names, n=5, cutoff=0.3) or names[:5]
+    where = f"in {parent!r}" if parent else "at the top"
+    raise NotFound(f"the state has nothing at {dotted!r}; {where} there is {', '.join(map(repr, near)) or 'nothing'}")
+
+
+def _walk(node: Node, rest: str, parent: str) -> tuple[tuple[Node] | None, list[tuple[str, str, list[str]]]]:
+    children = _children(node)
+    if rest in children:
+        return (children[rest],), []
+    misses = [(parent, rest, list(children))]
+    cut = rest.find(".")
+    while cut >= 0:
+        head, tail = rest[:cut], rest[cut + 1 :]
+        if head in children:
+            found, more = _walk(children[head], tail, f"{parent}.{head}" if parent else head)
+            if found is not None:
+                return found, []
+            misses += more
+        cut = rest.find(".", cut + 1)
+    return None, misses
+
+
+def unite(nodes: Mapping[int, Node]) -> Node:
+    """Return one tree for the trees of several ranks, by rank.
+
+    Dicts are merged, the keys of the lowest rank first; lists need equal lengths; every other value
+    must be equal on all ranks that have it. ``Mismatch`` lists every path that differs.
+    """
+    problems: list[str] = []
+    united = _unite(sorted(nodes.items()), "", problems)
+    if problems:
+        raise Mismatch("the ranks' states differ; use PerRank for what each rank keeps for itself", tuple(problems))
+    return united
+
+
+def _unite(nodes: Sequence[tuple[int, Node]], path: str, problems: list[str]) -> Node:
+    first_rank, first = nodes[0]
+    if all(node == first and _same_types(node, first) for _, node in nodes[1:]):
+        return first
+    if all(type(node) is list for _, node in nodes):
+        if len({len(node) for _, node in nodes}) == 1:
+            columns = zip(*(node for _, node in nodes), strict=True)
+            ranks = [rank for rank, _ in nodes]
+            return [
+                _unite(list(zip(ranks, column, strict=True)), _join(path, str(i)), problems)
+                for i, column in enumerate(columns)
+            ]
+    elif all(type(node) is dict and len(node) == 1 and list(node) == list(first) for _, node in nodes):
+        ((tag, _),) = first.items()
+        payloads = [(rank, node[tag]) for rank, node in nodes]
+        if tag in _PAIRS and all(type(payload) is list for _, payload in payloads):
+            return {tag: _unite_pairs(payloads, path, problems)}
+        if tag in ("tuple", "registered") or (tag in ("state_dict", "stateful", "defaultdict")):
+            return {tag: _unite_parts(tag, payloads, path, problems)}
+    other_rank, other = next(item for item in nodes[1:] if not (item[1] == first and _same_types(item[1], first)))
+    problems.append(f"{path or 'the state'}: rank {first_rank} has {_short(first)}, rank {other_rank} {_short(other)}")
+    return first
+
+
+def _unite_parts(tag: str, payloads: Sequence[tuple[int, Any]], path: str, problems: list[str]) -> Any:
+    """Unite the rows of fixed length behind a tag; the part that holds the pairs is merged as pairs."""
+    lengths = {len(payload) for _, payload in payloads}
+    if len(lengths) != 1:
+        problems.append(f"{path or 'the state'}: lengths differ over the ranks: {sorted(lengths)}")
+        return payloads[0][1]
+    pairs_at = {"state_dict": 0, "defaultdict": 1}.get(tag)
+    parts = []
+    for i in range(lengths.pop()):
+        column = [(rank, payload[i]) for rank, payload in payloads]
+        where = _join(path, str(i)) if tag == "tuple" else path
+        parts.append(_unite_pairs(column, where, problems) if i == pairs_at else _unite(column, where, problems))
+    return parts
+
+
+def _unite_pairs(payloads: Sequence[tuple[int, Any]], path: str, problems: list[str]) -> list[Node]:
+    keys: dict[bytes, Node] = {}
+    values: dict[bytes, list[tuple[int, Node]]] = {}
+    for rank, pairs in payloads:
+        for key, value in pairs:
+            text = msgspec.json.encode(key)
+            keys.setdefault(text, key)
+            values.setdefault(text, []).append((rank, value))
+    return [[key, _unite(values[text], _join(path, _component_of(key)), problems)] for text, key in keys.items()]
+
+
+def _same_types(a: Node, b: Node) -> bool:
+    # 1 == 1.0 == True in Python, but they are different values of a state, as are 0.0 and -0.0.
+    return msgspec.json.encode(a) == msgspec.json.encode(b)
+
+
+def _short(node: Node) -> str:
+    text = msgspec.json.encode(node).decode("utf-8")
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
