@@ -42,7 +42,7 @@ def flat_bytes(data: Buffer, what: str) -> memoryview:
     if not view.c_contiguous:
         raise InvalidInput(f"{what}: the buffer is not contiguous in C order; pass a contiguous copy")
     # cast() refuses zero-size shapes, and any empty buffer is as good as another.
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
 
 
 def address_of(view: memoryview) -> int:

@@ -138,8 +138,8 @@ class MemoryBackend:
             raise InvalidInput(f"read {where} at offset {offset}: give an offset of at least 0 and a writable buffer")
         with self._store.lock:
             data = self._found(key, "read")
-            found = max(0, len(data) - offset)
-            if found < len(view):
+            if len(data) < offset + len(view):
+                found = max(0, len(data) - offset)
                 raise Corrupt(
                     f"read {where} at offset {offset}: expected {len(view)} bytes, found {found}; the object is "
                     "truncated: verify the generation, and restore an older one or another copy",

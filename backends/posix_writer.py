@@ -206,6 +206,11 @@ class PosixWriter:
             if buffered >= 0:
                 self._sys.close(buffered)
 
+    def __del__(self) -> None:
+        # A writer dropped without finish or abort keeps its file, as a killed process would, but no descriptors.
+        with contextlib.suppress(OSError):
+            self._close()
+
     def _require_open(self, operation: str) -> None:
         if self._state != "open":
             raise InvalidInput(
