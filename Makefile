@@ -1,0 +1,55 @@
+# Needs a Python of 3.11 or newer and make; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check --quiet
+DEMO   ?= demo-ckpts
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types contracts check bench dist clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# A stamp per set of packages: installing again when nothing changed costs nothing.
+$(PY):
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ckptfmt needs Python 3.11 or newer, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-torch: pyproject.toml constraints.txt | $(PY)
+	$(PIP) install --constraint constraints.txt --editable '.[torch]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.installed-torch
+
+demo: $(VENV)/.installed-torch ## Train, kill, resume, compare, inspect: the main job on real input (under 3 minutes)
+	rm -rf $(DEMO)
+	$(PY) -m ckptfmt.demo $(DEMO)
+
+test: $(VENV)/.installed-dev ## Run the tests
+	$(PY) -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev ## Check style and formatting
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.installed-dev ## Check types
+	$(VENV)/bin/mypy
+
+contracts: $(VENV)/.installed-dev ## Check which room imports which
+	$(VENV)/bin/lint-imports
+
+dist: $(VENV)/.installed-dev ## Build sdist and wheel, and try the wheel in an empty environment
+	bash .ci/try-wheel $(PY)
+
+check: test lint types contracts dist ## What CI runs
+
+bench: $(VENV)/.installed-torch ## Measure import time, stall and commit time beside torch.save and DCP
+	$(PY) benchmarks/run.py $(ARGS)
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) $(DEMO) build dist bench-results .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
