@@ -1,0 +1,175 @@
+"""torch tensors and live torch objects as an array family (``ports/arrays``)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from ckptfmt.errors import InvalidInput, UnsupportedValue
+from ckptfmt.ports.arrays import Capture, Expansion, LeafSpec
+from ckptfmt.torch import types
+from ckptfmt.torch.cuda import CudaRuntime, DeviceTransfers, Pair, capture_from_device, fill_from_host
+from ckptfmt.torch.elements import NAMES, address_of, allocate, bits, over_host, torch_dtype
+from ckptfmt.torch.expand import expand_objects, is_object
+from ckptfmt.torch.host import cast_in, copy_in, copy_out, dense_address, overlaps
+from ckptfmt.torch.pinning import pin_host
+from ckptfmt.torch.refusals import refusal
+
+_EXACT_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})  # a Buffer is a Tensor with two attributes
+
+_MEMORY_FORMATS: Final = {
+    4: ("channels_last", torch.channels_last),
+    5: ("channels_last_3d", torch.channels_last_3d),
+}
+
+
+class TorchFamily:
+    """torch's tensors, modules and optimizers. See ``ArrayFamily`` for what each method promises."""
+
+    name = "tensor"
+
+    def __init__(self) -> None:
+        if sys.byteorder != "little":
+            raise UnsupportedValue("torch tensors cannot be stored on a big-endian host: the format is little-endian")
+        types.register()
+        self._cuda = CudaRuntime()
+
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def owns_object(self, value: Any) -> bool:
+        return is_object(value)
+
+    def expand(self, objects: Sequence[tuple[str, Any]], leaves: Sequence[tuple[str, Any]]) -> list[Expansion]:
+        return expand_objects(objects, leaves)
+
+    def describe(self, value: Any, path: str) -> LeafSpec:
+        # In the stall once per tensor, so each attribute counts: sparse and other storage-less layouts
+        # raise at data_ptr(), nested ones at shape; quantised ones have dtypes of their own.
+        if type(value) not in _EXACT_TYPES:
+            raise refusal(value, path)
+        try:
+            dtype = value.dtype
+            size = tuple(value.shape)
+            nbytes = value.nbytes
+            address = value.data_ptr()
+            stride = value.stride()
+        except RuntimeError:
+            raise refusal(value, path) from None
+        name = NAMES.get(dtype)
+        if name is None or (nbytes and not address) or value.is_meta:
+            raise refusal(value, path)
+        alias = None
+        if nbytes and not value.is_neg() and not (dtype.is_complex and value.is_conj()):
+            alias = (address, name, size, stride, value.device)
+        return LeafSpec(name, size, (0,) * len(size), size, nbytes, "replicated", alias)
+
+    def flags(self, value: Any) -> tuple[str, ...]:
+        found = []
+        if type(value) is torch.nn.Parameter:
+            found.append("parameter")
+        elif getattr(value, "_is_buffer", False):
+            found.append("buffer" if getattr(value, "persistent", True) else "non_persistent")
+        if value.requires_grad:
+            found.append("requires_grad")
+        memory_format = _MEMORY_FORMATS.get(value.dim())
+        if (
+            memory_format is not None
+            and not value.is_contiguous()
+            and value.is_contiguous(memory_format=memory_format[1])
+        ):
+            found.append(memory_format[0])
+        return tuple(found)
+
+    def host_address(self, value: Any) -> int | None:
+        return dense_address(value)
+
+    def capture(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
+        on_device: list[Pair] = []
+        for index, (value, host) in enumerate(pairs):
+            if value.is_cuda:
+                on_device.append((index, value, host))
+            else:
+                copy_out(value, host)
+        return self._transfers(on_device, capture_from_device)
+
+    def fill(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
+        on_device: list[Pair] = []
+        for index, (value, host) in enumerate(pairs):
+            if value.is_cuda:
+                on_device.append((index, value, host))
+            else:
+                copy_in(value, host)
+        return self._transfers(on_device, fill_from_host)
+
+    def fill_cast(self, value: Any, saved_dtype: str, host: memoryview) -> None:
+        try:
+            cast_in(value, over_host(host, torch_dtype(saved_dtype), value.shape))
+        except NotImplementedError as error:
+            raise UnsupportedValue(
+                f"torch cannot convert {saved_dtype} to {NAMES.get(value.dtype, value.dtype)}: {error}; "
+                "restore into a tensor of the saved dtype"
+            ) from None
+
+    def check_fillable(self, value: Any, path: str) -> str | None:
+        if value.is_meta and type(value) in _EXACT_TYPES:
+            return (
+                f"{path}: the tensor is on the meta device and has no memory to fill; call "
+                "module.to_empty(device=...) (for a plain tensor torch.empty_like(..., device=...)) first"
+            )
+        try:
+            self.describe(value, path)
+        except UnsupportedValue as error:
+            return str(error)
+        if overlaps(value):
+            return f"{path}: several elements share memory (an expanded view); pass a contiguous copy"
+        return None
+
+    def build(self, spec: LeafSpec, host: memoryview, flags: Sequence[str], device: Any | None) -> Any:
+        dtype = torch_dtype(spec.dtype)
+        if spec.nbytes and (host.readonly or address_of(host) % dtype.itemsize):
+            host = memoryview(bytearray(host))  # torch wants writable memory, and its kernels aligned elements
+        memory_format = next((form for name, form in _MEMORY_FORMATS.values() if name in flags), None)
+        if memory_format is None:
+            tensor = over_host(host, dtype, spec.size)
+        else:
+            tensor = allocate(spec.size, dtype, memory_format)
+            copy_in(tensor, host)
+        if device is not None:
+            tensor = _moved(tensor, device)
+        return _flagged(tensor, flags)
+
+    def pin(self, memory: memoryview) -> Callable[[], None]:
+        return pin_host(memory)
+
+    def _transfers(self, on_device: list[Pair], enqueue: Callable[..., DeviceTransfers]) -> DeviceTransfers:
+        return enqueue(on_device, self._cuda) if on_device else DeviceTransfers(self._cuda, [], {})
+
+
+def _moved(tensor: torch.Tensor, device: Any) -> torch.Tensor:
+    try:
+        target = torch.device(device)
+        integers = bits(tensor).to(target, copy=True)
+    except (RuntimeError, TypeError, AssertionError) as error:  # AssertionError: torch built without CUDA
+        raise InvalidInput(f"cannot put a tensor on device {device!r}: {error}") from error
+    if tensor.dtype is torch.complex128:
+        return torch.view_as_complex(integers.view(torch.float64))
+    return integers.view(tensor.dtype)
+
+
+def _flagged(tensor: torch.Tensor, flags: Sequence[str]) -> torch.Tensor:
+    requires_grad = "requires_grad" in flags
+    if "parameter" in flags:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    tensor.requires_grad_(requires_grad)
+    if "buffer" in flags or "non_persistent" in flags:
+        buffer = getattr(torch.nn, "Buffer", None)
+        if buffer is None:
+            raise UnsupportedValue(
+                f"torch {torch.__version__} has no torch.nn.Buffer, which was saved; install torch 2.5 or newer"
+            )
+        return buffer(tensor, persistent="non_persistent" not in flags)  # type: ignore[no-any-return]
+    return tensor
