@@ -51,7 +51,7 @@ def check_tiling(global_shape: Sequence[int], boxes: Sequence[Box]) -> Tiling:
     distinct: dict[Box, int] = {}
     replicas = []
     for i, (start, size) in enumerate(boxes):
-        reason = _misfit(shape, start, size)
+        reason = misfit(shape, start, size)
         if reason is not None:
             return Tiling(reason)
         first = distinct.setdefault((start, size), i)
@@ -68,7 +68,7 @@ def check_tiling(global_shape: Sequence[int], boxes: Sequence[Box]) -> Tiling:
     return Tiling(reason, tuple(replicas))
 
 
-def _misfit(shape: Extent, start: Extent, size: Extent) -> str | None:
+def misfit(shape: Extent, start: Extent, size: Extent) -> str | None:
     if len(start) != len(shape) or len(size) != len(shape):
         return f"box {list(start)}+{list(size)} does not have the {len(shape)} dimensions of the shape {list(shape)}"
     if any(x < 0 or n < 0 or x + n > limit for x, n, limit in zip(start, size, shape, strict=True)):
@@ -125,7 +125,7 @@ def byte_ranges(
     an empty slice has none. ``InvalidInput`` if the sub-box does not lie within the box.
     """
     shape, start, size = tuple(box_size), tuple(sub_start), tuple(sub_size)
-    reason = _misfit(shape, start, size)
+    reason = misfit(shape, start, size)
     if reason is not None:
         raise InvalidInput(f"slice of a stored box: {reason}")
     if not all(size):

@@ -1,0 +1,222 @@
+"""The manifest: what a whole generation holds and where each byte of it lies.
+
+A zstd frame of compact JSON. ``decode_manifest`` validates everything as a whole before anybody
+uses any of it. See spec/format-v1.md, "Manifest".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import zstandard
+
+from ckptfmt.errors import FormatError, InvalidInput, UnsupportedVersion, Unverifiable
+from ckptfmt.format import checksum, strict_json, tables, tree
+from ckptfmt.format.dtypes import dtype
+from ckptfmt.format.tables import BoxTable, PackRow, TensorTable
+from ckptfmt.format.verdict import VERSION, Count, Hex128, Positive, Time, Uuid
+
+JSON_BYTES_MAX: Final = 1 << 30
+_ALWAYS_FINE_BYTES: Final = 16 << 20
+_RATIO_MAX: Final = 256
+"""Beyond 16 MiB a frame that claims to unpack to more times its own size is taken for a bomb."""
+READ_FEATURES: Final[frozenset[str]] = frozenset()
+"""Features beyond version 1 that this library can read."""
+
+
+class RankRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank that wrote, and its coordinates in the device mesh, by dimension name."""
+
+    rank: Count
+    mesh: dict[str, Count] | None = None
+
+
+class Writer(msgspec.Struct, frozen=True, kw_only=True):
+    """The library that wrote, for people."""
+
+    library: str
+    version: str
+
+
+class Trees(msgspec.Struct, kw_only=True):
+    """The state: one tree for all ranks, and by rank (decimal text) the nodes of its ``per_rank`` slots."""
+
+    common: Any = None
+    per_rank: dict[str, dict[str, Any]] = {}
+
+
+class Shared(msgspec.Struct, kw_only=True):
+    """What manifests and parts have in common. ``created_at`` is when the snapshot was frozen (RFC 3339 UTC)."""
+
+    format: Literal["ckptfmt"] = "ckptfmt"
+    object: str
+    version: Positive = VERSION
+    read_features: list[str] = []
+    write_features: list[str] = []
+    key: Hex128
+    step: Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+    launch: Hex128
+    """``layout.launch_digest`` of the launch's token."""
+    save_number: Count
+    created_at: Time
+    writer: Writer
+    digest_algorithm: str = checksum.ALGORITHM
+    chunk_bytes: Positive = checksum.CHUNK_BYTES
+    packs: list[PackRow] = []
+    tensors: TensorTable = msgspec.field(default_factory=TensorTable)
+    boxes: BoxTable = msgspec.field(default_factory=BoxTable)
+    aliases: dict[str, str] = {}
+    """Other names of tensors: name -> the name under which it is stored."""
+    metadata: Any = None
+    """The user's own facts, as a state tree without tensors."""
+
+
+class Manifest(Shared, kw_only=True):
+    """A whole generation. ``parent`` is the key of the generation that this one continued."""
+
+    object: Literal["manifest"] = "manifest"
+    repository: Uuid
+    run: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    id: Positive
+    parent: Hex128 | None = None
+    ranks: list[RankRow] = []
+    trees: Trees = msgspec.field(default_factory=Trees)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, each counted once."""
+        widths = {name: dtype(name).itemsize for name in set(self.tensors.dtype)}
+        return sum(
+            widths[self.tensors.dtype[i]] * prod(n) for i, n in zip(self.boxes.tensor, self.boxes.size, strict=True)
+        )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the stored bytes of a manifest. Refuses (``FormatError``) one that a reader would refuse."""
+    validate(manifest)
+    return zstandard.ZstdCompressor(level=3, write_checksum=False).compress(to_json(manifest, "the manifest"))
+
+
+def to_json(value: msgspec.Struct, what: str) -> bytes:
+    """Return compact JSON. ``InvalidInput`` for text that is no valid Unicode and numbers beyond 64 bits."""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError, TypeError, RecursionError) as error:
+        raise InvalidInput(f"{what} can't be written as JSON: {error}") from error
+
+
+def manifest_digest(stored: bytes) -> str:
+    """Return the hex digest of a manifest's stored bytes, which names it."""
+    return checksum.hex_digest(stored)
+
+
+def decode_manifest(stored: bytes) -> Manifest:
+    """Return a manifest after checking all of it.
+
+    ``UnsupportedVersion`` for what a newer version wrote, ``Unverifiable`` for unknown digests,
+    other ``FormatError`` for everything that is not whole and sound.
+    """
+    what = "the manifest"
+    fields = read_shared(_decompress(stored), what)
+    trees = fields.get("trees", {})
+    fields["trees"] = strict_json.convert(trees, Trees, f"{what}'s trees")
+    manifest = build(fields, Manifest, what)
+    validate(manifest)
+    return manifest
+
+
+def _decompress(stored: bytes) -> bytes:
+    try:
+        size = zstandard.get_frame_parameters(stored).content_size
+        if size > JSON_BYTES_MAX or (size > _ALWAYS_FINE_BYTES and size > _RATIO_MAX * len(stored)):
+            # An unknown size reads as 2**64 - 1.
+            raise FormatError(f"the manifest claims to unpack from {len(stored)} to {size} bytes: refused")
+        text = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"the manifest is no whole zstd frame: {error}") from error
+    if len(text) != size:
+        raise FormatError(f"the manifest unpacks to {len(text)} bytes where {size} were announced")
+    return text
+
+
+_TABLES: Final[dict[str, type]] = {"tensors": TensorTable, "boxes": BoxTable, "claims": tables.ClaimTable}
+
+
+def read_shared(text: bytes, what: str) -> dict[str, Any]:
+    """Return the members of a manifest's or part's JSON: large tables decoded, the rest as plain JSON.
+
+    Version, features and digest algorithm are checked first, so that a newer object is called newer.
+    """
+    raw = strict_json.members(text, what)
+    fields = {name: strict_json.parse(bytes(raw[name]), what) for name in raw.keys() - _TABLES.keys()}
+    if fields.get("format") != "ckptfmt":
+        raise FormatError(f"{what} is no object of this format")
+    version = fields.get("version")
+    if type(version) is int and version > VERSION:
+        raise UnsupportedVersion(
+            f"{what} is of format version {version}; this ckptfmt reads up to {VERSION}: upgrade it"
+        )
+    features = fields.get("read_features", [])
+    if isinstance(features, list) and not READ_FEATURES.issuperset(map(str, features)):
+        unknown = sorted(set(map(str, features)) - READ_FEATURES)
+        raise UnsupportedVersion(f"{what} needs the features {unknown}, unknown here: upgrade ckptfmt")
+    if fields.get("digest_algorithm") != checksum.ALGORITHM:
+        raise Unverifiable(
+            f"{what} has digests of the algorithm {fields.get('digest_algorithm')!r}; this ckptfmt knows "
+            f"{checksum.ALGORITHM} only"
+        )
+    for name in raw.keys() & _TABLES.keys():
+        strict_json.members(bytes(raw[name]), f"{what}'s {name}")
+        fields[name] = strict_json.decode(raw[name], _TABLES[name], f"{what}'s {name}")
+    return fields
+
+
+def build(fields: Mapping[str, Any], type_: type[strict_json.T], what: str) -> strict_json.T:
+    """Return the Struct of ``fields``, whose tables are decoded already; unknown members are ignored."""
+    return strict_json.convert(dict(fields), type_, what)
+
+
+def validate(manifest: Manifest) -> None:
+    """Check a manifest as a whole. ``FormatError`` names the tensor, pack or path that doesn't fit."""
+    what = f"the manifest of generation {manifest.key}"
+    itemsizes = check_shared(manifest, what)
+    sizes = tables.check_boxes(manifest.tensors, manifest.boxes, itemsizes, manifest.chunk_bytes, what)
+    tables.check_extents(manifest.tensors, manifest.boxes, sizes, manifest.packs, what)
+    tables.check_tilings(manifest.tensors, manifest.boxes, what)
+    ranks = [row.rank for row in manifest.ranks]
+    if ranks != list(range(len(ranks))) or not ranks:
+        raise FormatError(f"{what}: its ranks are {ranks[:8]}, not 0, 1, 2, ...")
+    if any(rank >= len(ranks) for rank in manifest.tensors.rank):
+        raise FormatError(f"{what}: a tensor belongs to a rank that does not exist")
+    if not {str(rank) for rank in ranks}.issuperset(manifest.trees.per_rank):
+        raise FormatError(f"{what}: a per-rank tree belongs to a rank that does not exist")
+    check_trees(manifest.trees, manifest.tensors.name, manifest.aliases, what)
+
+
+def check_shared(value: Shared, what: str) -> list[int]:
+    """Check what manifests and parts share, boxes aside; return the bytes of one element of each tensor."""
+    itemsizes = tables.check_tensors(value.tensors, what)
+    tables.check_packs(value.packs, what)
+    tables.check_aliases(value.tensors, value.aliases, what)
+    if any(True for _ in tree.references(value.metadata)):
+        raise FormatError(f"{what}: its metadata refers to tensors or ranks")
+    return itemsizes
+
+
+def check_trees(trees: Trees, names: Sequence[str], aliases: Mapping[str, str], what: str) -> None:
+    """Check that every reference of the trees names a tensor (or alias), and every slot is filled by some rank."""
+    known = {*names, *aliases}
+    slots = {slot for nodes in trees.per_rank.values() for slot in nodes}
+    for tag, name in tree.references(trees.common):
+        if name not in (slots if tag == "per_rank" else known):
+            raise FormatError(f"{what}: the state refers to the {tag} {name!r}, which does not exist")
+    for rank, nodes in trees.per_rank.items():
+        for slot, node in nodes.items():
+            for tag, name in tree.references(node):
+                if tag == "per_rank" or name not in known:
+                    raise FormatError(
+                        f"{what}: slot {slot!r} of rank {rank} refers to {tag} {name!r}, which is not there"
+                    )

@@ -1,0 +1,65 @@
+"""The part: what one rank wrote, and which replicas it holds. Its durability is the rank's acknowledgement."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from ckptfmt.errors import FormatError
+from ckptfmt.format import tables
+from ckptfmt.format.manifest import Shared, Trees, build, check_shared, check_trees, read_shared, to_json
+from ckptfmt.format.tables import ClaimTable
+from ckptfmt.format.verdict import Count, Positive
+
+PART_BYTES_MAX: Final = 1 << 30
+
+
+class Part(Shared, kw_only=True):
+    """One rank's share of a generation.
+
+    ``tensors`` lists what the rank's boxes and claims belong to; ``tree`` is its view of the common
+    state and ``per_rank`` holds the nodes of its own slots. Pack indices count within the part.
+    """
+
+    object: Literal["part"] = "part"
+    rank: Count
+    world_size: Positive
+    mesh: dict[str, Count] | None = None
+    claims: ClaimTable = msgspec.field(default_factory=ClaimTable)
+    tree: Any = None
+    per_rank: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def encode_part(part: Part) -> bytes:
+    """Return the stored bytes of a part: compact JSON. Refuses (``FormatError``) one that a reader would refuse."""
+    validate_part(part)
+    return to_json(part, f"the part of rank {part.rank}")
+
+
+def decode_part(stored: bytes) -> Part:
+    """Return a part after checking all of it. Errors as of ``manifest.decode_manifest``."""
+    if len(stored) > PART_BYTES_MAX:
+        raise FormatError(f"the part has {len(stored)} bytes; at most {PART_BYTES_MAX} are read")
+    part = build(read_shared(stored, "the part"), Part, "the part")
+    validate_part(part)
+    return part
+
+
+def validate_part(part: Part) -> None:
+    """Check a part by itself; how parts fit together is ``merge``'s to check."""
+    what = f"the part of rank {part.rank} of generation {part.key}"
+    if part.rank >= part.world_size:
+        raise FormatError(f"{what}: there are only {part.world_size} ranks")
+    itemsizes = check_shared(part, what)
+    if any(rank not in (-1, part.rank) for rank in part.tensors.rank):
+        raise FormatError(f"{what}: it holds a tensor that belongs to another rank")
+    if any(pack.rank != part.rank and pack.generation is None for pack in part.packs):
+        raise FormatError(f"{what}: it lists a new pack of another rank")
+    sizes = tables.check_boxes(part.tensors, part.boxes, itemsizes, part.chunk_bytes, what)
+    tables.check_boxes(part.tensors, part.claims, itemsizes, part.chunk_bytes, f"{what}, claims")
+    tables.check_extents(part.tensors, part.boxes, sizes, part.packs, what)
+    if set(part.boxes.tensor) | set(part.claims.tensor) != set(range(len(part.tensors.name))):
+        raise FormatError(f"{what}: a tensor has neither a box nor a claim")
+    trees = Trees(common=part.tree, per_rank={str(part.rank): part.per_rank})
+    check_trees(trees, part.tensors.name, part.aliases, what)
