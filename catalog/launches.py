@@ -1,0 +1,210 @@
+"""Launches: who holds a run's lease, under which fence.
+
+Lease times are compared with the database's clock alone, after the run's lock was taken.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, case, insert, literal, select, update
+
+from ckptfmt.catalog.clock import database_now
+from ckptfmt.catalog.schema import launch_ranks, launches, runs
+from ckptfmt.catalog.transaction import Transaction, lock_launch, lock_run_named, record
+from ckptfmt.errors import Conflict, Fenced, InvalidInput
+from ckptfmt.ports.catalog import LaunchRecord, LaunchRequest
+
+# A displaced launch is never live, whatever its lease says: the run's fence has moved on.
+_LIVE: ColumnElement[bool] = and_(
+    launches.c.closed_at.is_(None), launches.c.lease_until > database_now(), launches.c.fence == runs.c.fence
+)
+
+
+def acquire(
+    tx: Transaction, run_name: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None
+) -> LaunchRecord:
+    """Take the lease (see the port). The older launch's lease ends in the same transaction."""
+    if lease_seconds <= 0 or request.world_size < 1:
+        raise InvalidInput("a launch needs a positive lease and a world size of at least 1")
+    run = lock_run_named(tx, run_name)
+    known = tx.connection.execute(
+        select(launches).where(launches.c.run_id == run.id, launches.c.token == request.token)
+    ).one_or_none()
+    if known is not None:
+        return _repeat(tx, run, known, request)
+    now = tx.now()
+    holder = live(tx.connection, tx.repository_id, run_name)
+    if holder is not None and holder.id != displace:
+        raise _held(run_name, holder, now)
+    tx.connection.execute(
+        update(launches)
+        .where(launches.c.run_id == run.id, launches.c.closed_at.is_(None), launches.c.lease_until > now)
+        .values(lease_until=now)
+    )
+    fence = run.fence + 1
+    tx.connection.execute(update(runs).where(runs.c.id == run.id).values(fence=fence))
+    launch_id = _insert(tx, run.id, request, fence, now, now + timedelta(seconds=lease_seconds))
+    detail = {"launch": launch_id, "kind": request.kind, "fence": fence, "host": request.host, "pid": request.pid}
+    if holder is not None:
+        detail["displaced"] = holder.id
+    record(tx, run.id, "launch", detail=detail)
+    return one(tx.connection, launch_id)
+
+
+def renew(tx: Transaction, launch_id: int, *, lease_seconds: float, last_step: int | None) -> LaunchRecord:
+    """Heartbeat: no event, for there would be one every few seconds."""
+    if lease_seconds <= 0:
+        raise InvalidInput("a lease must be longer than 0 s")
+    run, launch = lock_launch(tx, launch_id)
+    _require_owner(run, launch)
+    _require_open(run, launch)
+    values: dict[str, Any] = {"lease_until": tx.now() + timedelta(seconds=lease_seconds)}
+    if last_step is not None:
+        values["last_step"] = last_step
+    tx.connection.execute(update(launches).where(launches.c.id == launch_id).values(values))
+    return one(tx.connection, launch_id)
+
+
+def close(tx: Transaction, launch_id: int) -> None:
+    """Release the lease. A fenced launch may close too: it gives up what it no longer has."""
+    run, launch = lock_launch(tx, launch_id)
+    if launch.closed_at is not None:
+        return
+    tx.connection.execute(update(launches).where(launches.c.id == launch_id).values(closed_at=tx.now()))
+    record(tx, run.id, "close", detail={"launch": launch_id})
+
+
+def set_restored_from(tx: Transaction, launch_id: int, generation_key: str) -> None:
+    """Note what the launch restored: retention keeps it while the launch lives."""
+    run, launch = lock_launch(tx, launch_id)
+    _require_owner(run, launch)
+    _require_open(run, launch)
+    if launch.restored_from == generation_key:
+        return
+    tx.connection.execute(update(launches).where(launches.c.id == launch_id).values(restored_from=generation_key))
+    record(tx, run.id, "restore", detail={"launch": launch_id, "generation_key": generation_key})
+
+
+def live(connection: Connection, repository_id: int, run_name: str) -> LaunchRecord | None:
+    """The launch that holds the lease now."""
+    query = _query().where(runs.c.repository_id == repository_id, runs.c.name == run_name, _LIVE)
+    row = connection.execute(query).one_or_none()
+    return _record(row) if row is not None else None
+
+
+def every(connection: Connection, repository_id: int, run_name: str) -> list[LaunchRecord]:
+    """All launches of the run, newest first."""
+    query = (
+        _query().where(runs.c.repository_id == repository_id, runs.c.name == run_name).order_by(launches.c.fence.desc())
+    )
+    return [_record(row) for row in connection.execute(query)]
+
+
+def one(connection: Connection, launch_id: int) -> LaunchRecord:
+    return _record(connection.execute(_query().where(launches.c.id == launch_id)).one())
+
+
+def restored(connection: Connection, repository_id: int, generation_key: str) -> LaunchRecord | None:
+    """A live launch, of any run, that restored from this generation."""
+    query = _query().where(runs.c.repository_id == repository_id, launches.c.restored_from == generation_key, _LIVE)
+    row = connection.execute(query).first()
+    return _record(row) if row is not None else None
+
+
+def require_saving(run: Row[Any], launch: Row[Any]) -> None:
+    """Raise unless the launch may still begin or skip saves."""
+    _require_owner(run, launch)
+    _require_open(run, launch)
+
+
+def _require_owner(run: Row[Any], launch: Row[Any]) -> None:
+    if launch.fence != run.fence:
+        raise Fenced(
+            f"launch {launch.id} of run {run.name!r} has fence {launch.fence}, but a newer launch raised it to "
+            f"{run.fence}: this process must stop saving to the run"
+        )
+
+
+def _require_open(run: Row[Any], launch: Row[Any]) -> None:
+    if launch.closed_at is not None:
+        raise Conflict(f"launch {launch.id} of run {run.name!r} was closed: start a new launch")
+
+
+def _insert(
+    tx: Transaction, run_id: int, request: LaunchRequest, fence: int, now: datetime, lease_until: datetime
+) -> int:
+    process = {
+        "host": request.host,
+        "pid": request.pid,
+        "boot_id": request.boot_id,
+        "pid_started": request.pid_started,
+    }
+    launch_id: int = tx.connection.execute(
+        insert(launches)
+        .values(
+            run_id=run_id,
+            token=request.token,
+            kind=request.kind,
+            fence=fence,
+            world_size=request.world_size,
+            lease_until=lease_until,
+            created_at=now,
+            **process,
+        )
+        .returning(launches.c.id)
+    ).scalar_one()
+    tx.connection.execute(insert(launch_ranks).values(launch_id=launch_id, rank=0, joined_at=now, **process))
+    return launch_id
+
+
+def _repeat(tx: Transaction, run: Row[Any], known: Row[Any], request: LaunchRequest) -> LaunchRecord:
+    """The answer to a repeated request; ``Conflict`` for a token that is used up or someone else's."""
+    theirs = (known.host, known.pid, known.boot_id, known.pid_started)
+    if theirs != (request.host, request.pid, request.boot_id, request.pid_started):
+        raise Conflict(
+            f"the launch token of run {run.name!r} is in use by host {known.host}, pid {known.pid} "
+            f"(launch {known.id}): every start of a job needs a token of its own",
+            kind="launch_token",
+        )
+    _require_open(run, known)
+    _require_owner(run, known)
+    return one(tx.connection, known.id)
+
+
+def _held(run_name: str, holder: LaunchRecord, now: datetime) -> Conflict:
+    age = (now - holder.created_at).total_seconds()
+    left = (holder.lease_until - now).total_seconds()
+    return Conflict(
+        f"run {run_name!r} is held by launch {holder.id} on host {holder.host}, pid {holder.pid}, since {age:.0f} s "
+        f"(its lease lapses in {left:.0f} s unless renewed): wait, stop that process, or pass takeover=True",
+        kind="launch_held",
+    )
+
+
+def _query() -> Any:
+    return select(launches, runs.c.name.label("run"), case((_LIVE, literal(1)), else_=literal(0)).label("live")).join(
+        runs, runs.c.id == launches.c.run_id
+    )
+
+
+def _record(row: Row[Any]) -> LaunchRecord:
+    return LaunchRecord(
+        id=row.id,
+        run=row.run,
+        token=row.token,
+        kind=row.kind,
+        fence=row.fence,
+        host=row.host,
+        pid=row.pid,
+        boot_id=row.boot_id,
+        pid_started=row.pid_started,
+        world_size=row.world_size,
+        restored_from=row.restored_from,
+        last_step=row.last_step,
+        lease_until=row.lease_until,
+        live=bool(row.live),
+        created_at=row.created_at,
+        closed_at=row.closed_at,
+    )

@@ -1,0 +1,207 @@
+"""Begin and skip of a save (C1), and the reports of its ranks (C2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Row, insert, select, update
+
+from ckptfmt.catalog import reading
+from ckptfmt.catalog.clock import database_now
+from ckptfmt.catalog.launches import require_saving
+from ckptfmt.catalog.schema import generations, ranks, saves
+from ckptfmt.catalog.transaction import Transaction, lock_launch, record
+from ckptfmt.errors import Conflict, InvalidInput, NotFound
+from ckptfmt.format.states import INITIAL, State
+from ckptfmt.ports.catalog import RankState, SaveTicket
+
+
+def begin(
+    tx: Transaction,
+    launch_id: int,
+    *,
+    n: int,
+    step: int,
+    key: str,
+    ranks_expected: Sequence[int],
+    deadline_seconds: float | None,
+    fence: int,
+    tags: Sequence[str],
+) -> SaveTicket:
+    """C1: find or insert the save and its generation."""
+    run, launch = lock_launch(tx, launch_id, fence=fence)
+    require_saving(run, launch)
+    _check_request(launch, n, step, key, ranks_expected, tags)
+    known = _known(tx, launch_id, n)
+    if known is not None:
+        return _repeat(tx, known, step, key)
+    taken = tx.connection.execute(
+        select(generations.c.id).where(generations.c.repository_id == tx.repository_id, generations.c.key == key)
+    ).scalar_one_or_none()
+    if taken is not None:
+        raise Conflict(f"generation key {key} belongs to generation {taken}: keys are never used twice")
+    now = tx.now()
+    generation_id = tx.connection.execute(
+        insert(generations)
+        .values(
+            repository_id=tx.repository_id,
+            run_id=run.id,
+            launch_id=launch_id,
+            save_number=n,
+            key=key,
+            step=step,
+            state=INITIAL,
+            fence=launch.fence,
+            world_size=launch.world_size,
+            epoch=tx.epoch(),
+            created_at=now,
+            deadline=None if deadline_seconds is None else now + timedelta(seconds=deadline_seconds),
+        )
+        .returning(generations.c.id)
+    ).scalar_one()
+    tx.connection.execute(
+        insert(ranks),
+        [
+            {"generation_id": generation_id, "rank": rank, "state": "writing", "retries": 0, "updated_at": now}
+            for rank in ranks_expected
+        ],
+    )
+    _insert(tx, run, launch_id, n, step, "begun", generation_id, tags)
+    detail = {"launch": launch_id, "n": n, "step": step, "ranks": len(ranks_expected)}
+    record(tx, run.id, "begin", generation_id=generation_id, target=INITIAL, detail=detail)
+    return SaveTicket(reading.by_id(tx.connection, tx.repository_id, generation_id), created=True)
+
+
+def skip(tx: Transaction, launch_id: int, *, n: int, step: int, fence: int) -> None:
+    """Record that save ``n`` was skipped; ``Conflict`` if it had begun."""
+    run, launch = lock_launch(tx, launch_id, fence=fence)
+    require_saving(run, launch)
+    known = _known(tx, launch_id, n)
+    if known is None:
+        _insert(tx, run, launch_id, n, step, "skipped", None, ())
+        record(tx, run.id, "skip", detail={"launch": launch_id, "n": n, "step": step})
+        return
+    _require_step(known, step)
+    if known.outcome != "skipped":
+        raise Conflict(
+            f"save {n} of launch {launch_id} has begun as generation {known.generation_id}: take part in it",
+            kind="save_begun",
+        )
+
+
+def report_rank(
+    tx: Transaction,
+    generation_id: int,
+    rank: int,
+    *,
+    state: RankState,
+    part_name: str | None,
+    part_digest: str | None,
+    values: dict[str, Any],
+) -> None:
+    """C2. Only this rank writes this row, so the run's lock is not needed, and there is no event."""
+    if state == "durable" and (part_name is None or part_digest is None):
+        raise InvalidInput(f"rank {rank} of generation {generation_id} is durable only with its part's name and digest")
+    if state == "failed" and not values.get("error"):
+        raise InvalidInput(f"rank {rank} of generation {generation_id} failed: say why in error")
+    row = tx.connection.execute(
+        select(ranks, generations.c.state.label("generation_state"))
+        .join(generations, generations.c.id == ranks.c.generation_id)
+        .where(
+            ranks.c.generation_id == generation_id,
+            ranks.c.rank == rank,
+            generations.c.repository_id == tx.repository_id,
+        )
+    ).one_or_none()
+    if row is None:
+        raise NotFound(f"generation {generation_id} expects no rank {rank}: check the id and the launch's ranks")
+    if row.part_digest is not None and part_digest is not None and row.part_digest != part_digest:
+        raise Conflict(
+            f"rank {rank} of generation {generation_id} reported part digest {row.part_digest} before and "
+            f"{part_digest} now: two processes act as this rank"
+        )
+    if row.state == state and state in ("durable", "failed"):
+        return
+    if row.generation_state != State.WRITING:
+        raise Conflict(
+            f"generation {generation_id} is {row.generation_state}, not writing: rank {rank} must stop writing to it",
+            kind="not_writing",
+        )
+    if row.state in ("durable", "failed"):
+        raise Conflict(f"rank {rank} of generation {generation_id} is {row.state} already: it cannot become {state}")
+    tx.connection.execute(
+        update(ranks)
+        .where(ranks.c.generation_id == generation_id, ranks.c.rank == rank)
+        .values(
+            state=state,
+            part_name=part_name,
+            part_digest=part_digest,
+            updated_at=database_now(),
+            **{name: value for name, value in values.items() if value is not None},
+        )
+    )
+
+
+def _check_request(
+    launch: Row[Any], n: int, step: int, key: str, ranks_expected: Sequence[int], tags: Sequence[str]
+) -> None:
+    if n < 0 or step < 0 or not key:
+        raise InvalidInput(f"save {n} at step {step}: n and step must not be negative and a key is needed")
+    if not ranks_expected or len(set(ranks_expected)) != len(ranks_expected):
+        raise InvalidInput(f"save {n}: the expected ranks must be distinct and at least one, not {ranks_expected!r}")
+    if min(ranks_expected) < 0 or max(ranks_expected) >= launch.world_size:
+        raise InvalidInput(f"save {n}: ranks {ranks_expected!r} do not fit a world of {launch.world_size}")
+    if not all(tags):
+        raise InvalidInput(f"save {n}: a tag must not be empty")
+
+
+def _known(tx: Transaction, launch_id: int, n: int) -> Row[Any] | None:
+    return tx.connection.execute(select(saves).where(saves.c.launch_id == launch_id, saves.c.n == n)).one_or_none()
+
+
+def _repeat(tx: Transaction, known: Row[Any], step: int, key: str) -> SaveTicket:
+    _require_step(known, step)
+    if known.generation_id is None:
+        raise Conflict(f"save {known.n} of launch {known.launch_id} was skipped: skip it too", kind="save_skipped")
+    generation = reading.by_id(tx.connection, tx.repository_id, known.generation_id)
+    if generation.key != key:
+        raise Conflict(
+            f"save {known.n} of launch {known.launch_id} has generation key {generation.key}, not {key}: "
+            "the ranks do not share one launch token"
+        )
+    return SaveTicket(generation, created=False)
+
+
+def _require_step(known: Row[Any], step: int) -> None:
+    if known.step != step:
+        raise Conflict(
+            f"save {known.n} of launch {known.launch_id} is at step {known.step}, this rank is at step {step}: "
+            "all ranks must call save at the same steps",
+            kind="step_differs",
+        )
+
+
+def _insert(
+    tx: Transaction,
+    run: Row[Any],
+    launch_id: int,
+    n: int,
+    step: int,
+    outcome: str,
+    generation_id: int | None,
+    tags: Sequence[str],
+) -> None:
+    tx.connection.execute(
+        insert(saves).values(
+            run_id=run.id,
+            launch_id=launch_id,
+            n=n,
+            step=step,
+            outcome=outcome,
+            generation_id=generation_id,
+            tags=list(tags),
+            created_at=database_now(),
+        )
+    )

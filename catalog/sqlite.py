@@ -1,0 +1,242 @@
+"""Sessions with a SQLite database: who may lock what, and for how long.
+
+- Every writing transaction is ``BEGIN IMMEDIATE``: plain ``BEGIN`` upgrades a read lock, and two of those
+  deadlock into an immediate "database is locked".
+- A connection lives for one transaction (no pool): nothing is shared between threads, and nothing stays open
+  across a fork.
+- Journal ``DELETE`` with ``synchronous=EXTRA``: a commit survives a power cut. Write-ahead logging is used only
+  where its rare reset race is fixed (https://sqlite.org/wal.html, "The WAL-Reset Bug").
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import NullPool
+
+from ckptfmt.catalog.failures import is_busy, sqlite_code
+from ckptfmt.errors import CatalogError
+
+BUSY_SECONDS: Final = 30.0
+FileMode = Literal["ro", "rw", "rwc"]
+
+_open_connections: set[sqlite3.Connection] = set()
+_forked_while_open = False
+
+
+def _after_fork_in_child() -> None:
+    """Note a fork in the middle of a transaction of another thread.
+
+    SQLite's own lock table was copied with it and is wrong here (https://sqlite.org/howtocorrupt.html, 2.6), so
+    this process must not use SQLite. The copied connections must not be closed either, not even at exit: that
+    would roll back the parent's transaction. Hence the reference that is never given back.
+    """
+    global _forked_while_open
+    for connection in _open_connections:
+        _forked_while_open = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def journal_mode(version: tuple[int, int, int]) -> Literal["wal", "delete"]:
+    """Return the journal mode that is safe with this SQLite version."""
+    fixed = version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51, 0) or (3, 44, 6) <= version < (3, 45, 0)
+    return "wal" if fixed else "delete"
+
+
+class SqliteSessions:
+    """Transactions on one database file. Safe to use from any thread and in forked children."""
+
+    dialect: Final = "sqlite"
+
+    def __init__(self, path: Path, *, mode: FileMode, busy_seconds: float = BUSY_SECONDS) -> None:
+        self.path = path
+        self.mode = mode
+        self._busy_seconds = busy_seconds
+        self._pid = -1
+        self._closed = False
+        self._reader: Engine
+        self._writer: Engine
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A consistent snapshot; nothing is held after the block."""
+        self._renew()
+        with self._begun(self._reader) as connection:
+            yield connection
+            connection.rollback()
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """The exclusive right to write, committed at the end of the block, rolled back on any exception."""
+        if self.mode == "ro":
+            raise CatalogError(f"the catalog {self.path} was opened for reading: open the repository with mode='w'")
+        self._renew()
+        with self._begun(self._writer) as connection:
+            yield connection
+            connection.commit()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def choose_journal(self) -> None:
+        """Set the journal mode of a new database, or leave write-ahead logging where it is not safe here."""
+        wanted = journal_mode(_version())
+        connection = self._connect(self.mode)
+        try:
+            (current,) = connection.execute("PRAGMA journal_mode").fetchone()
+            (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            if current == wanted or (current == "delete" and tables):
+                return
+            with suppress(sqlite3.OperationalError):
+                (current,) = connection.execute(f"PRAGMA journal_mode={wanted}").fetchone()
+            if current == "wal" and wanted == "delete":
+                raise CatalogError(
+                    f"the catalog {self.path} is in write-ahead mode, in use by another process, and SQLite "
+                    f"{sqlite3.sqlite_version} here may corrupt it: close the other process, or install SQLite 3.51.3",
+                    kind="catalog_busy",
+                    transient=True,
+                )
+        finally:
+            self._close(connection)
+
+    def _renew(self) -> None:
+        """Give each process engines of its own."""
+        if self._closed:
+            raise CatalogError(f"the catalog {self.path} was closed: open the repository again")
+        if _forked_while_open:
+            raise CatalogError(
+                f"process {os.getpid()} was forked in the middle of a catalog transaction of its parent and cannot "
+                f"use the catalog {self.path}: start it with the multiprocessing method 'spawn'",
+                kind="fork_unsafe",
+            )
+        if self._pid != os.getpid():
+            self._reader = self._engine("BEGIN")
+            self._writer = self._engine("BEGIN IMMEDIATE")
+            self._pid = os.getpid()
+
+    def _engine(self, begin: str) -> Engine:
+        engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            connection.exec_driver_sql(begin)
+            # Take the snapshot now, so that a lock or a dead writer's journal is met here and nowhere else.
+            connection.exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1")
+
+        @event.listens_for(engine, "close")
+        def _forget(connection: sqlite3.Connection, record: Any) -> None:
+            _open_connections.discard(connection)
+
+        return engine
+
+    def _connect(self, mode: FileMode | None = None) -> sqlite3.Connection:
+        uri = f"file:{quote(str(self.path))}?mode={mode or self.mode}"
+        # isolation_level None: the driver begins nothing by itself.
+        connection = sqlite3.connect(uri, uri=True, timeout=self._busy_seconds, isolation_level=None)
+        _open_connections.add(connection)
+        try:
+            connection.execute("PRAGMA foreign_keys=ON")
+            connection.execute("PRAGMA synchronous=EXTRA")
+            if self.mode == "ro":
+                connection.execute("PRAGMA query_only=ON")
+        except BaseException:
+            self._close(connection)
+            raise
+        return connection
+
+    @staticmethod
+    def _close(connection: sqlite3.Connection) -> None:
+        _open_connections.discard(connection)
+        connection.close()
+
+    @contextmanager
+    def _begun(self, engine: Engine) -> Iterator[Connection]:
+        connection = self._begin(engine)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _begin(self, engine: Engine) -> Connection:
+        """Begin; wait for the lock until the deadline (the busy handler gives up early in some cases)."""
+        deadline = time.monotonic() + self._busy_seconds
+        healed = False
+        while True:
+            connection = engine.connect()
+            try:
+                connection.begin()
+            except OperationalError as error:
+                connection.close()
+                if self.mode == "ro" and sqlite_code(error) == sqlite3.SQLITE_READONLY and not healed:
+                    self._roll_back_dead_writer()
+                    healed = True
+                    continue
+                if not is_busy(error):
+                    raise
+                if time.monotonic() >= deadline:
+                    raise self._too_long(error) from error
+                time.sleep(0.01)
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                return connection
+
+    def _roll_back_dead_writer(self) -> None:
+        """Let SQLite undo the half-written transaction of a killed process; a read-only opening cannot."""
+        connection = self._connect("rw")
+        try:
+            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+        except sqlite3.OperationalError as error:
+            if is_busy(error):
+                raise
+            raise CatalogError(
+                f"a process was killed while it wrote the catalog {self.path}, and this process may not repair the "
+                f"file ({error}): read it once as a user who may write to it and to its folder"
+            ) from error
+        finally:
+            self._close(connection)
+
+    def _too_long(self, error: OperationalError) -> CatalogError:
+        holders = lock_holders(self.path)
+        who = f"process {', '.join(map(str, holders))} of this host" if holders else "another process"
+        return CatalogError(
+            f"{who} kept the catalog {self.path} locked for {self._busy_seconds:g} s; nothing was changed: "
+            "repeat the call, or look at what that process is doing",
+            kind="catalog_busy",
+            transient=True,
+        )
+
+
+def lock_holders(path: Path) -> tuple[int, ...]:
+    """Return the pids that hold a lock on the file, as far as this host tells.
+
+    Reads ``/proc/locks``: opening the database file itself would drop our own locks when it is closed again.
+    """
+    try:
+        status = path.stat()
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return ()
+    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    pids = {int(fields[4]) for fields in map(str.split, lines) if len(fields) > 5 and fields[5] == wanted}
+    return tuple(sorted(pids - {os.getpid()}))
+
+
+def _version() -> tuple[int, int, int]:
+    major, minor, patch = sqlite3.sqlite_version_info
+    return major, minor, patch

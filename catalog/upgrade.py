@@ -1,0 +1,208 @@
+"""Migration, inspection and backup of a catalog database: what ``ckptfmt db`` does.
+
+Alembic is imported by the functions that need it, for it takes a quarter of a second.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Identity, text
+
+from ckptfmt.catalog.failures import translated
+from ckptfmt.catalog.location import display, sqlite_path
+from ckptfmt.catalog.revision import HEAD, VERSION_TABLE, require_head, stored_revision
+from ckptfmt.catalog.schema import metadata
+from ckptfmt.catalog.sqlite import SqliteSessions
+from ckptfmt.catalog.triggers import trigger_sql
+from ckptfmt.catalog.view_sql import view_sql
+from ckptfmt.errors import CatalogError, InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+
+@dataclass(frozen=True)
+class CatalogCheck:
+    """What ``check`` found: no problem means that the database is sound and as this library expects it."""
+
+    url: str
+    revision: str | None
+    problems: tuple[str, ...]
+
+
+def current(url: str) -> str | None:
+    """Return the schema revision of the database, None if it has no schema yet."""
+    sessions = _existing(url, "ro")
+    with translated(display(url)), sessions.read() as connection:
+        return stored_revision(connection, display(url))
+
+
+def upgrade(url: str) -> str:
+    """Bring an existing catalog to the revision of this library, in one transaction; return the revision."""
+    _existing(url, "rw")
+    create_schema(url)
+    return HEAD
+
+
+def create_schema(url: str) -> None:
+    """Migrate the database, made if absent, under a lock: of several processes one works and the others wait."""
+    shown = display(url)
+    path = sqlite_path(url)
+    if not path.parent.is_dir():
+        raise CatalogError(f"the folder of the catalog {shown} does not exist: create {path.parent}")
+    sessions = SqliteSessions(path, mode="rwc")
+    with translated(shown):
+        sessions.choose_journal()
+        with sessions.write() as connection:
+            revision = stored_revision(connection, shown)
+            if revision is not None and revision >= HEAD:
+                require_head(revision, shown)
+                return
+            _migrate(connection)
+    _sync_folder(path.parent)
+
+
+def check(url: str) -> CatalogCheck:
+    """Compare the database with what this library expects; changes nothing."""
+    shown = display(url)
+    sessions = _existing(url, "ro")
+    problems: list[str] = []
+    revision: str | None = None
+    try:
+        with translated(shown), sessions.read() as connection:
+            revision = stored_revision(connection, shown)
+            require_head(revision, shown)
+            problems += _integrity(connection)
+            problems += _objects(connection, "trigger", trigger_sql("sqlite"))
+            problems += _objects(connection, "view", view_sql("sqlite"))
+            problems += _drift(connection)
+    except CatalogError as error:
+        problems.append(str(error))
+    return CatalogCheck(url=shown, revision=revision, problems=tuple(problems))
+
+
+def backup(url: str, target: str | Path) -> Path:
+    """Copy the catalog into a new file, whole even while others write; return its path.
+
+    The copy is checked and durable when this returns. Raises ``InvalidInput`` if ``target`` exists.
+    """
+    path = _existing(url, "ro").path
+    target = Path(target).absolute()
+    if target.exists():
+        raise InvalidInput(f"the backup {target} exists: name a new file")
+    # A name of its own until it is complete: a broken backup must not look like a good one.
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        with translated(display(url)):
+            _copy(path, partial)
+        os.link(partial, target)
+    except FileExistsError:
+        raise InvalidInput(f"the backup {target} exists: name a new file") from None
+    except OSError as error:
+        raise CatalogError(f"the backup {target} could not be written ({error.strerror}): check its folder") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+    return target
+
+
+def alembic_config(connection: Connection | None = None) -> Config:
+    """Return Alembic's configuration; nothing is read from a file."""
+    from alembic.config import Config
+
+    import ckptfmt.migrations
+
+    config = Config()
+    (folder,) = ckptfmt.migrations.__path__
+    # A percent sign would be an interpolation.
+    config.set_main_option("script_location", folder.replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config
+
+
+def _migrate(connection: Connection) -> None:
+    from alembic import command
+
+    command.upgrade(alembic_config(connection), "head")
+
+
+def _existing(url: str, mode: Any) -> SqliteSessions:
+    path = sqlite_path(url)
+    if not path.exists():
+        raise NotFound(f"there is no catalog {display(url)}: check the URL")
+    return SqliteSessions(path, mode=mode)
+
+
+def _integrity(connection: Connection) -> list[str]:
+    problems = [
+        f"damage: {line}; restore the last `ckptfmt db backup`"
+        for line in connection.execute(text("PRAGMA integrity_check")).scalars()
+        if line != "ok"
+    ]
+    for row in connection.execute(text("PRAGMA foreign_key_check")):
+        problems.append(f"row {row[1]} of table {row[0]} refers to a missing row of {row[2]}; restore a backup")
+    return problems
+
+
+def _objects(connection: Connection, kind: str, wanted: dict[str, str]) -> list[str]:
+    query = text("SELECT name, sql FROM sqlite_master WHERE type = :kind")
+    found: dict[str, str] = {row.name: row.sql for row in connection.execute(query, {"kind": kind})}
+    problems = [f"the {kind} {name} is missing; restore a backup" for name in wanted if name not in found]
+    for name, sql in found.items():
+        if name not in wanted:
+            problems.append(f"the {kind} {name} is none of ckptfmt's; drop it")
+        elif sql != wanted[name]:
+            problems.append(f"the {kind} {name} was changed; restore a backup")
+    return problems
+
+
+def _drift(connection: Connection) -> list[str]:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    context = MigrationContext.configure(
+        connection, opts={"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
+    )
+    changes = compare_metadata(context, metadata)
+    return [f"the schema drifted: {change}; restore a backup" for change in changes if not _is_identity(change)]
+
+
+def _is_identity(change: Any) -> bool:
+    """SQLite has AUTOINCREMENT in place of identity columns, which Alembic takes for a difference."""
+    return isinstance(change, list) and all(
+        step[0] == "modify_default" and isinstance(step[-1], Identity) for step in change
+    )
+
+
+_BACKUP_PAGES: Final = 4096
+"""Pages copied before other writers get a turn: a copy must not block commits for long."""
+
+
+def _copy(source: Path, target: Path) -> None:
+    uri = f"file:{quote(str(source))}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, timeout=30)) as old, closing(sqlite3.connect(target)) as new:
+        old.backup(new, pages=_BACKUP_PAGES)
+        (result,) = new.execute("PRAGMA integrity_check").fetchone()
+        if result != "ok":
+            raise CatalogError(f"the backup of {source} is damaged ({result}): run `ckptfmt db check`")
+    _sync_file(target)
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    _sync_file(folder)
