@@ -10,7 +10,7 @@ from math import prod
 
 from ckptfmt.errors import NotFound
 from ckptfmt.format.boxes import Extent
-from ckptfmt.format.checksum import HEX_DIGITS
+from ckptfmt.format.checksum import DIGEST_BYTES
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.manifest import Manifest
 from ckptfmt.format.tables import Kind, PackRow
@@ -64,7 +64,7 @@ class Index:
         return name in self._rows or name in self.manifest.aliases
 
     def canonical(self, name: str) -> str:
-        """Return the name under which ``name`` is stored: itself, unless it is an alias. ``NotFound`` with near names."""
+        """Return the name under which ``name`` is stored: itself, unless an alias. ``NotFound`` with near names."""
         stored = self.manifest.aliases.get(name, name)
         if stored not in self._rows:
             near = difflib.get_close_matches(name, [*self._rows, *self.manifest.aliases], n=5, cutoff=0.5)
@@ -100,8 +100,8 @@ class Index:
         width = dtype(tensors.dtype[row]).itemsize
         stored = []
         for j in range(bisect_left(boxes.tensor, row), bisect_right(boxes.tensor, row)):
-            text = boxes.digests[j]
-            digests = tuple(bytes.fromhex(text[k : k + HEX_DIGITS]) for k in range(0, len(text), HEX_DIGITS))
+            raw = bytes.fromhex(boxes.digests[j])
+            digests = tuple([raw[k : k + DIGEST_BYTES] for k in range(0, len(raw), DIGEST_BYTES)])
             at = boxes.pack[j]
             nbytes = prod(boxes.size[j]) * width
             stored.append(

@@ -6,7 +6,8 @@ uses any of it. See spec/format-v1.md, "Manifest".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Any, Final, Literal
 
@@ -14,9 +15,11 @@ import msgspec
 import zstandard
 
 from ckptfmt.errors import FormatError, InvalidInput, UnsupportedVersion, Unverifiable
-from ckptfmt.format import checksum, strict_json, tables, tree
+from ckptfmt.format import checksum, strict_json, tables
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.tables import BoxTable, PackRow, TensorTable
+from ckptfmt.format.tree_walk import Mark, mark_name, parse_node
+from ckptfmt.format.tree_walk import marks as find_marks
 from ckptfmt.format.verdict import VERSION, Count, Hex128, Positive, Time, Uuid
 
 JSON_BYTES_MAX: Final = 1 << 30
@@ -46,6 +49,21 @@ class Trees(msgspec.Struct, kw_only=True):
 
     common: Any = None
     per_rank: dict[str, dict[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class TreeMarks:
+    """References and per-rank slots of the common tree, and by rank of all its slots' trees."""
+
+    common: list[Mark]
+    slots: dict[str, list[Mark]]
+
+    @classmethod
+    def of(cls, trees: Trees) -> TreeMarks:
+        slots = {
+            rank: [m for node in nodes.values() for m in find_marks(node)] for rank, nodes in trees.per_rank.items()
+        }
+        return cls(list(find_marks(trees.common)), slots)
 
 
 class Shared(msgspec.Struct, kw_only=True):
@@ -120,12 +138,31 @@ def decode_manifest(stored: bytes) -> Manifest:
     other ``FormatError`` for everything that is not whole and sound.
     """
     what = "the manifest"
-    fields = read_shared(_decompress(stored), what)
-    trees = fields.get("trees", {})
-    fields["trees"] = strict_json.convert(trees, Trees, f"{what}'s trees")
+    fields = read_shared(_decompress(stored), what, nodes=("trees",))
+    fields["trees"], marks = _read_trees(fields.get("trees"), what)
     manifest = build(fields, Manifest, what)
-    validate(manifest)
+    validate(manifest, marks)
     return manifest
+
+
+def _read_trees(raw: msgspec.Raw | None, what: str) -> tuple[Trees, TreeMarks]:
+    trees, marks = Trees(), TreeMarks([], {})
+    members = strict_json.members(bytes(raw), f"{what}'s trees") if raw is not None else {}
+    if "common" in members:
+        trees.common, marks.common[:] = parse_node(bytes(members["common"]), f"{what}'s state")
+    if "per_rank" in members:
+        for rank, slots in strict_json.members(bytes(members["per_rank"]), f"{what}'s per-rank trees").items():
+            trees.per_rank[rank], marks.slots[rank] = read_slots(slots, f"{what}'s tree of rank {rank}")
+    return trees, marks
+
+
+def read_slots(raw: msgspec.Raw, what: str) -> tuple[dict[str, Any], list[Mark]]:
+    """Return one rank's nodes by slot, and the marks of all of them."""
+    nodes, marks = {}, []
+    for slot, text in strict_json.members(bytes(raw), what).items():
+        nodes[slot], found = parse_node(bytes(text), what)
+        marks += found
+    return nodes, marks
 
 
 def _decompress(stored: bytes) -> bytes:
@@ -145,13 +182,15 @@ def _decompress(stored: bytes) -> bytes:
 _TABLES: Final[dict[str, type]] = {"tensors": TensorTable, "boxes": BoxTable, "claims": tables.ClaimTable}
 
 
-def read_shared(text: bytes, what: str) -> dict[str, Any]:
-    """Return the members of a manifest's or part's JSON: large tables decoded, the rest as plain JSON.
+def read_shared(text: bytes, what: str, nodes: Collection[str]) -> dict[str, Any]:
+    """Return the members of a manifest's or part's JSON: large tables decoded, members called ``nodes`` left raw,
+    the rest as plain JSON.
 
     Version, features and digest algorithm are checked first, so that a newer object is called newer.
     """
     raw = strict_json.members(text, what)
-    fields = {name: strict_json.parse(bytes(raw[name]), what) for name in raw.keys() - _TABLES.keys()}
+    plain = raw.keys() - _TABLES.keys() - set(nodes)
+    fields: dict[str, Any] = {name: strict_json.parse(bytes(raw[name]), what) for name in plain}
     if fields.get("format") != "ckptfmt":
         raise FormatError(f"{what} is no object of this format")
     version = fields.get("version")
@@ -171,7 +210,7 @@ def read_shared(text: bytes, what: str) -> dict[str, Any]:
     for name in raw.keys() & _TABLES.keys():
         strict_json.members(bytes(raw[name]), f"{what}'s {name}")
         fields[name] = strict_json.decode(raw[name], _TABLES[name], f"{what}'s {name}")
-    return fields
+    return fields | {name: raw[name] for name in nodes if name in raw}
 
 
 def build(fields: Mapping[str, Any], type_: type[strict_json.T], what: str) -> strict_json.T:
@@ -179,8 +218,11 @@ def build(fields: Mapping[str, Any], type_: type[strict_json.T], what: str) -> s
     return strict_json.convert(dict(fields), type_, what)
 
 
-def validate(manifest: Manifest) -> None:
-    """Check a manifest as a whole. ``FormatError`` names the tensor, pack or path that doesn't fit."""
+def validate(manifest: Manifest, marks: TreeMarks | None = None) -> None:
+    """Check a manifest as a whole. ``FormatError`` names the tensor, pack or path that doesn't fit.
+
+    ``marks`` are those of its trees, where they are known already.
+    """
     what = f"the manifest of generation {manifest.key}"
     itemsizes = check_shared(manifest, what)
     sizes = tables.check_boxes(manifest.tensors, manifest.boxes, itemsizes, manifest.chunk_bytes, what)
@@ -193,7 +235,7 @@ def validate(manifest: Manifest) -> None:
         raise FormatError(f"{what}: a tensor belongs to a rank that does not exist")
     if not {str(rank) for rank in ranks}.issuperset(manifest.trees.per_rank):
         raise FormatError(f"{what}: a per-rank tree belongs to a rank that does not exist")
-    check_trees(manifest.trees, manifest.tensors.name, manifest.aliases, what)
+    check_marks(marks or TreeMarks.of(manifest.trees), manifest.trees, manifest.tensors.name, manifest.aliases, what)
 
 
 def check_shared(value: Shared, what: str) -> list[int]:
@@ -201,22 +243,23 @@ def check_shared(value: Shared, what: str) -> list[int]:
     itemsizes = tables.check_tensors(value.tensors, what)
     tables.check_packs(value.packs, what)
     tables.check_aliases(value.tensors, value.aliases, what)
-    if any(True for _ in tree.references(value.metadata)):
+    if any(True for _ in find_marks(value.metadata)):
         raise FormatError(f"{what}: its metadata refers to tensors or ranks")
     return itemsizes
 
 
-def check_trees(trees: Trees, names: Sequence[str], aliases: Mapping[str, str], what: str) -> None:
+def check_marks(marks: TreeMarks, trees: Trees, names: Sequence[str], aliases: Mapping[str, str], what: str) -> None:
     """Check that every reference of the trees names a tensor (or alias), and every slot is filled by some rank."""
     known = {*names, *aliases}
     slots = {slot for nodes in trees.per_rank.values() for slot in nodes}
-    for tag, name in tree.references(trees.common):
-        if name not in (slots if tag == "per_rank" else known):
-            raise FormatError(f"{what}: the state refers to the {tag} {name!r}, which does not exist")
-    for rank, nodes in trees.per_rank.items():
-        for slot, node in nodes.items():
-            for tag, name in tree.references(node):
-                if tag == "per_rank" or name not in known:
-                    raise FormatError(
-                        f"{what}: slot {slot!r} of rank {rank} refers to {tag} {name!r}, which is not there"
-                    )
+    for mark in marks.common:
+        name = mark_name(mark)
+        if name not in (slots if mark[0] == "per_rank" else known):
+            raise FormatError(f"{what}: the state refers to the {mark[0]} {name!r}, which does not exist")
+    for rank, found in marks.slots.items():
+        for mark in found:
+            name = mark_name(mark)
+            if mark[0] == "per_rank" or name not in known:
+                raise FormatError(
+                    f"{what}: the tree of rank {rank} refers to the {mark[0]} {name!r}, which is not there"
+                )

@@ -7,6 +7,7 @@ Offsets here are absolute, in bytes from the start of the file. See spec/format-
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -107,9 +108,10 @@ def layout_pack(entries: Sequence[PackEntry], writer_metadata: Mapping[str, str]
     one tensor, sizes that don't match, and names that are no valid Unicode.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "ckptfmt": "1", **(writer_metadata or {})}}
+    sharded = any(entry.size != entry.global_shape for entry in entries)
     places: dict[str, dict[str, list[int]]] = {}
     starts: list[int] = []
-    position, sharded = 0, False
+    position = 0
     for entry in entries:
         row = DTYPES.get(entry.dtype)
         if row is None or prod(entry.size) * row.itemsize != entry.nbytes:
@@ -125,8 +127,8 @@ def layout_pack(entries: Sequence[PackEntry], writer_metadata: Mapping[str, str]
             "shape": [*entry.size, *row.stored_suffix],
             "data_offsets": [position, end],
         }
-        places[name] = {_DCP_OFFSETS: [*entry.start, *(0 for _ in row.stored_suffix)]}
-        sharded = sharded or entry.size != entry.global_shape
+        if sharded:
+            places[name] = {_DCP_OFFSETS: [*entry.start, *(0 for _ in row.stored_suffix)]}
         starts.append(position)
         position = end
     if sharded:
@@ -192,6 +194,15 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
+_ENTRY_MEMBERS: Final = 3
+_WIDE: Final = re.compile(rb'"[ \t\r\n]')
+
+
+def _parse_metadata(raw: msgspec.Raw | None) -> dict[str, str]:
+    what = "the pack's __metadata__"
+    return {} if raw is None else strict_json.convert(strict_json.parse(bytes(raw), what), dict[str, str], what)
+
+
 def parse_header(head: bytes, file_nbytes: int) -> ParsedPack:
     """Return the entries of a pack from its whole header (``header_length`` bytes or more) and the file's size.
 
@@ -204,9 +215,11 @@ def parse_header(head: bytes, file_nbytes: int) -> ParsedPack:
     text = head[_LENGTH_BYTES:length]
     if text[:1] != b"{":
         raise FormatError("the pack's header does not begin with a JSON object")
-    raw = strict_json.parse(text, "the pack's header")
-    metadata = strict_json.convert(raw.pop("__metadata__", {}), dict[str, str], "the pack's __metadata__")
-    rows = strict_json.convert(raw, dict[str, _Entry], "the pack's header")
+    raw = strict_json.members(text, "the pack's header")
+    metadata = _parse_metadata(raw.pop("__metadata__", None))
+    if _WIDE.search(text) or any(bytes(row).count(b'":') != _ENTRY_MEMBERS for row in raw.values()):
+        strict_json.parse(text, "the pack's header")  # no compact text of plain entries: look at every member
+    rows = strict_json.decode(strict_json.join(raw), dict[str, _Entry], "the pack's header")
     position = 0
     entries = []
     for name, row in sorted(rows.items(), key=lambda item: item[1].data_offsets):

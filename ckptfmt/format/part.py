@@ -8,8 +8,19 @@ import msgspec
 
 from ckptfmt.errors import FormatError
 from ckptfmt.format import tables
-from ckptfmt.format.manifest import Shared, Trees, build, check_shared, check_trees, read_shared, to_json
+from ckptfmt.format.manifest import (
+    Shared,
+    TreeMarks,
+    Trees,
+    build,
+    check_marks,
+    check_shared,
+    read_shared,
+    read_slots,
+    to_json,
+)
 from ckptfmt.format.tables import ClaimTable
+from ckptfmt.format.tree_walk import parse_node
 from ckptfmt.format.verdict import Count, Positive
 
 PART_BYTES_MAX: Final = 1 << 30
@@ -41,13 +52,20 @@ def decode_part(stored: bytes) -> Part:
     """Return a part after checking all of it. Errors as of ``manifest.decode_manifest``."""
     if len(stored) > PART_BYTES_MAX:
         raise FormatError(f"the part has {len(stored)} bytes; at most {PART_BYTES_MAX} are read")
-    part = build(read_shared(stored, "the part"), Part, "the part")
-    validate_part(part)
+    what = "the part"
+    fields = read_shared(stored, what, nodes=("tree", "per_rank"))
+    marks = TreeMarks([], {})
+    if "tree" in fields:
+        fields["tree"], marks.common[:] = parse_node(bytes(fields["tree"]), f"{what}'s state")
+    if "per_rank" in fields:
+        fields["per_rank"], marks.slots["own"] = read_slots(fields["per_rank"], f"{what}'s per-rank tree")
+    part = build(fields, Part, what)
+    validate_part(part, marks)
     return part
 
 
-def validate_part(part: Part) -> None:
-    """Check a part by itself; how parts fit together is ``merge``'s to check."""
+def validate_part(part: Part, marks: TreeMarks | None = None) -> None:
+    """Check a part by itself; how parts fit together is ``merge``'s to check. ``marks``: of its trees."""
     what = f"the part of rank {part.rank} of generation {part.key}"
     if part.rank >= part.world_size:
         raise FormatError(f"{what}: there are only {part.world_size} ranks")
@@ -62,4 +80,4 @@ def validate_part(part: Part) -> None:
     if set(part.boxes.tensor) | set(part.claims.tensor) != set(range(len(part.tensors.name))):
         raise FormatError(f"{what}: a tensor has neither a box nor a claim")
     trees = Trees(common=part.tree, per_rank={str(part.rank): part.per_rank})
-    check_trees(trees, part.tensors.name, part.aliases, what)
+    check_marks(marks or TreeMarks.of(trees), trees, part.tensors.name, part.aliases, what)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -14,7 +14,8 @@ Pairs = list[tuple[str, Any]]
 T = TypeVar("T")
 
 
-def _unique(pairs: Pairs) -> dict[str, Any]:
+def unique(pairs: Pairs) -> dict[str, Any]:
+    """Return the members of an object; ``ValueError`` if a name stands twice."""
     members = dict(pairs)
     if len(members) != len(pairs):
         seen: set[str] = set()
@@ -27,7 +28,7 @@ def _no_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-def parse(text: bytes, what: str, *, on_object: Callable[[Pairs], Any] = _unique) -> Any:
+def parse(text: bytes, what: str, *, on_object: Callable[[Pairs], Any] = unique) -> Any:
     """Return the value of a UTF-8 JSON text.
 
     ``FormatError`` naming ``what`` for anything that is not JSON, duplicate members, NaN and
@@ -56,10 +57,17 @@ def members(text: bytes, what: str) -> dict[str, msgspec.Raw]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{what} is not a JSON object: {error}") from error
     # Joining the members again gives the same compact text only if none was dropped.
-    again = b",".join([msgspec.json.encode(name) + b":" + bytes(value) for name, value in raw.items()])
-    if b"{" + again + b"}" != text.strip():
+    if join(raw) != text.strip():
         parse(text, what)
     return raw
+
+
+def join(raw: Mapping[str, msgspec.Raw]) -> bytes:
+    """Return the compact JSON object of these members."""
+    names = msgspec.json.encode(list(raw))[2:-2].split(b'","') if raw else []
+    if len(names) != len(raw):  # a name holds what separates names here
+        names = [msgspec.json.encode(name)[1:-1] for name in raw]
+    return b"{" + b",".join([b'"%b":%b' % pair for pair in zip(names, raw.values(), strict=True)]) + b"}"
 
 
 def convert(value: Any, type_: type[T], what: str) -> T:

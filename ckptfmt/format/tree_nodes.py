@@ -51,6 +51,8 @@ def reference(tag: str, name: str, flags: Sequence[str] = ()) -> Node:
 
 def split_reference(payload: Any) -> tuple[str, tuple[str, ...]]:
     """Return (tensor name, flags) of a reference's payload; ``FormatError`` if it is none."""
+    if type(payload) is str:
+        return payload, ()
     words = payload if isinstance(payload, list) else [payload]
     if not words or not all(type(word) is str for word in words):
         raise FormatError(f"a reference of the state tree must hold a tensor's name and flags, not {payload!r:.100}")

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from ckptfmt.errors import FormatError, Mismatch, NotFound
+from ckptfmt.format import strict_json
 from ckptfmt.format.tree_decoder import Decoder
 from ckptfmt.format.tree_nodes import REFERENCE_TAGS, component, split_reference
 from ckptfmt.format.tree_scalars import DECODERS, Node
@@ -17,23 +18,56 @@ _PAIRS: Final = frozenset({"dict", "odict", "counter"})
 _ITEMS: Final = frozenset({"tuple", "set", "frozenset", "slice"})
 
 
-def references(node: Node) -> Iterator[tuple[str, str]]:
-    """Yield (tag, name) of every reference and (``per_rank``, slot) of every slot below ``node``."""
+Mark = tuple[str, Any]
+"""(tag, payload) of a reference or of a per-rank slot."""
+_MARKS: Final = REFERENCE_TAGS | {"per_rank"}
+
+
+def marks(node: Node) -> Iterator[Mark]:
+    """Yield every reference and per-rank slot below ``node``. ``FormatError`` for an object that is no node."""
     todo: list[Any] = [node]
     while todo:
         here = todo.pop()
         if type(here) is list:
             todo.extend(reversed(here))
         elif type(here) is dict:
-            for tag, payload in here.items():
-                if tag in REFERENCE_TAGS:
-                    yield tag, split_reference(payload)[0]
-                elif tag == "per_rank":
-                    if type(payload) is not str:
-                        raise FormatError(f"a per-rank slot must be a string, not {payload!r:.100}")
-                    yield tag, payload
-                elif tag not in DECODERS:
-                    todo.append(payload)
+            if len(here) != 1:
+                raise FormatError(f"an object of the state tree has {len(here)} members; each has exactly one, its tag")
+            ((tag, payload),) = here.items()
+            if tag in _MARKS:
+                yield tag, payload
+            elif tag not in DECODERS:
+                todo.append(payload)
+
+
+def parse_node(text: bytes, what: str) -> tuple[Node, list[Mark]]:
+    """Return the node of a JSON text and its marks, found on the way. ``FormatError`` names ``what``."""
+    found: list[Mark] = []
+
+    def on_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(pairs) != 1:
+            raise ValueError(f"an object has {len(pairs)} members; each has exactly one, its tag")
+        if pairs[0][0] in _MARKS:
+            found.append(pairs[0])
+        return {pairs[0][0]: pairs[0][1]}
+
+    return strict_json.parse(text, what, on_object=on_object), found
+
+
+def mark_name(mark: Mark) -> str:
+    """Return the name of the tensor, or of the slot, that a mark refers to. ``FormatError`` for a malformed one."""
+    tag, payload = mark
+    if type(payload) is str:
+        return payload
+    if tag == "per_rank":
+        raise FormatError(f"a per-rank slot must be a string, not {payload!r:.100}")
+    return split_reference(payload)[0]
+
+
+def references(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield (tag, name) of every reference and (``per_rank``, slot) of every slot below ``node``, in order."""
+    for mark in marks(node):
+        yield mark[0], mark_name(mark)
 
 
 def _inner(node: Node) -> tuple[str, Any]:
