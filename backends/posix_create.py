@@ -3,7 +3,8 @@
 The usual way is a temporary name, file sync, ``link`` to the final name, ``unlink``, folder sync. Where
 the file system has no hard links, ``renameat2(RENAME_NOREPLACE)`` takes link's place; where it has
 neither, the object is written in place under a file lock, and what a killed writer left is completed
-if it is a beginning of the same bytes. Only that last way lets a reader see an unfinished object.
+if it is a beginning of the same bytes. Only that last way lets a reader see an unfinished object,
+and takes a finished one that is a beginning of the new bytes for an unfinished one.
 """
 
 from __future__ import annotations

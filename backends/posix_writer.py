@@ -137,11 +137,9 @@ class PosixWriter:
         """Write the last, partial block padded with zeros, which ``finish`` cuts off."""
         if self._rule is None:
             return self._write_buffered(offset, view)
-        with mmap.mmap(-1, rule.block) as page, memoryview(page) as block:
-            block[: len(view)] = view
-            with block[: rule.block] as padded:
-                self._write_direct(rule, offset, padded)
-        return None
+        page = mmap.mmap(-1, rule.block)  # never closed by hand: an error's traceback may still hold a view of it
+        page[: len(view)] = view
+        return self._write_direct(rule, offset, memoryview(page))
 
     def _write_buffered(self, offset: int, view: memoryview) -> None:
         done = 0
