@@ -1,0 +1,272 @@
+"""Device copies in buckets, on streams that only run when they are made to; and pinned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from ckptfmt.errors import CkptError, InvalidInput
+from ckptfmt.torch.cuda import DeviceTransfers, capture_from_device, fill_from_host
+from ckptfmt.torch.pinning import register
+
+CPU = torch.device("cpu")
+
+
+class Stream:
+    """Work in order, done only when somebody waits."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.queue: list[Any] = []
+
+    def run_until(self, event: Event) -> None:
+        while not event.passed:
+            self.queue.pop(0)()
+
+
+class Event:
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.passed = False
+        stream.queue.append(self.fire)
+
+    def fire(self) -> None:
+        self.passed = True
+
+
+class LazyRuntime:
+    """A device whose streams stand still until the host synchronises."""
+
+    def __init__(self) -> None:
+        self.main, self.side = Stream("main"), Stream("side")
+        self.current = self.main
+        self.kept: list[tuple[int, str]] = []
+        self.fail_at: int | None = None
+        self.copies = 0
+
+    def current_stream(self, device: torch.device) -> Stream:
+        return self.current
+
+    def side_stream(self, device: torch.device) -> Stream:
+        return self.side
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def record(self, stream: Stream) -> Event:
+        return Event(stream)
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        stream.queue.append(lambda: event.stream.run_until(event))
+
+    def passed(self, event: Event) -> bool:
+        return event.passed
+
+    def synchronize(self, event: Event) -> None:
+        event.stream.run_until(event)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.copies += 1
+        if self.copies == self.fail_at:
+            raise RuntimeError("CUDA error: out of memory")
+        self.current.queue.append(lambda: target.copy_(source))
+
+    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
+        self.kept.append((tensor.data_ptr(), stream.name))
+
+    def enqueue(self, work: Any) -> None:
+        self.current.queue.append(work)
+
+    def drain(self) -> None:
+        self.synchronize(self.record(self.main))
+
+
+@pytest.fixture
+def runtime() -> LazyRuntime:
+    return LazyRuntime()
+
+
+def hosts(values: list[torch.Tensor]) -> list[bytearray]:
+    return [bytearray(value.nbytes) for value in values]
+
+
+def pairs(values: list[torch.Tensor], memory: list[bytearray]) -> list[tuple[int, torch.Tensor, memoryview]]:
+    return [(i, v, memoryview(m)) for i, (v, m) in enumerate(zip(values, memory, strict=True))]
+
+
+def test_buckets_are_ready_one_after_the_other(runtime: LazyRuntime) -> None:
+    values = [torch.full((64,), float(i)) for i in range(6)]
+    memory = hosts(values)
+    capture = capture_from_device(pairs(values, memory), runtime, bucket_bytes=512)
+    assert not any(capture.ready(i) for i in range(6))
+    assert not any(any(m) for m in memory[1:])
+    capture.wait_for(1)
+    assert [capture.ready(i) for i in range(6)] == [True, True, False, False, False, False]
+    assert bytes(memory[1]) == values[1].numpy().tobytes()
+    assert not any(memory[2])
+    capture.wait()
+    assert all(capture.ready(i) for i in range(6))
+    assert [bytes(m) for m in memory] == [v.numpy().tobytes() for v in values]
+    assert [stream for _, stream in runtime.kept] == ["side"] * 6
+
+
+def test_a_capture_sees_the_work_enqueued_before_it_and_not_after(runtime: LazyRuntime) -> None:
+    value = torch.zeros(8)
+    memory = hosts([value])
+    runtime.enqueue(lambda: value.fill_(1))
+    capture = capture_from_device(pairs([value], memory), runtime)
+    capture.fence()
+    runtime.enqueue(lambda: value.fill_(2))
+    runtime.drain()  # the main stream runs all it has; the fence makes it wait for the copies
+    assert value[0] == 2
+    capture.wait()
+    assert torch.frombuffer(memory[0], dtype=torch.float32).tolist() == [1.0] * 8
+
+
+def test_sources_are_held_until_their_bucket_has_passed(runtime: LazyRuntime) -> None:
+    values = [torch.ones(64), torch.ones(64)]
+    memory = hosts(values)
+    capture = capture_from_device(pairs(values, memory), runtime, bucket_bytes=256)
+    values[0].set_(torch.zeros(64).untyped_storage(), 0, (64,))  # the storage is swapped: ours stays
+    del values
+    first, second = capture._buckets
+    assert first.held
+    capture.wait_for(0)
+    assert not first.held
+    assert second.held
+    assert torch.frombuffer(memory[0], dtype=torch.float32).tolist() == [1.0] * 64
+    capture.wait()
+    assert not second.held
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.complex128, torch.int4], ids=str)
+def test_strided_and_conjugate_sources_and_targets(runtime: LazyRuntime, dtype: torch.dtype) -> None:
+    if dtype is torch.int4:
+        base = torch.arange(24, dtype=torch.uint8).view(dtype)
+        values = [base, base[::2], base.view(4, 6).t()]
+    else:
+        base = torch.randn(4, 6, dtype=dtype)
+        values = [base, base.t(), base[:, ::2], base.conj() if dtype.is_complex else base[1]]
+    values.append(values[0][:0])
+    memory = hosts(values)
+    capture = capture_from_device(pairs(values, memory), runtime)
+    capture.wait()
+    assert capture.ready(len(values) - 1)  # nothing to copy
+    targets = [
+        torch.empty_strided(v.shape, v.stride(), dtype=torch.uint8 if dtype is torch.int4 else dtype).zero_()
+        for v in values
+    ]
+    targets = [t.view(dtype) for t in targets]
+    if dtype.is_complex:
+        targets[3] = targets[3].conj()
+    filled = fill_from_host(pairs(targets, memory), runtime)
+    assert not filled.ready(0)
+    filled.wait()
+    for value, target in zip(values, targets, strict=True):
+        if dtype is torch.int4:
+            value, target = value.view(torch.uint8), target.view(torch.uint8)
+        assert torch.equal(value, target)
+
+
+def test_a_fill_is_in_order_with_the_current_stream(runtime: LazyRuntime) -> None:
+    value = torch.zeros(4)
+    runtime.enqueue(lambda: value.fill_(7))
+    fill_from_host([(0, value, memoryview(bytearray(torch.ones(4).numpy().tobytes())))], runtime)
+    runtime.enqueue(lambda: value.mul_(3))
+    runtime.drain()
+    assert value.tolist() == [3.0] * 4
+
+
+def test_an_error_half_way_waits_for_what_was_enqueued(runtime: LazyRuntime) -> None:
+    values = [torch.ones(64) for _ in range(4)]
+    memory = hosts(values)
+    runtime.fail_at = 3
+    with pytest.raises(RuntimeError, match="out of memory"):
+        capture_from_device(pairs(values, memory), runtime, bucket_bytes=1024)
+    assert all(any(m) for m in memory[:2])  # the caller may reuse its memory: no copy is left
+    assert not runtime.side.queue
+
+
+def test_memory_of_another_size_is_refused(runtime: LazyRuntime) -> None:
+    with pytest.raises(InvalidInput, match="15 bytes"):
+        capture_from_device([(0, torch.zeros(4), memoryview(bytearray(15)))], runtime)
+
+
+def test_pairs_that_are_on_no_device_are_final(runtime: LazyRuntime) -> None:
+    nothing = DeviceTransfers(runtime, [], {})
+    assert nothing.ready(5)
+    nothing.wait_for(5)
+    nothing.wait()
+    nothing.fence()
+    assert not runtime.main.queue
+
+
+class Cudart:
+    """Registers ranges; refuses from the ``limit``-th on."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.limit = limit
+        self.pieces: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        if len(self.pieces) >= self.limit:
+            return 2
+        self.pieces[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        return 0 if self.pieces.pop(address, None) else 713
+
+
+def test_memory_is_pinned_in_pieces_and_unpinned_once() -> None:
+    cudart, memory = Cudart(), memoryview(bytearray(2500))
+    undo = register(memory, cudart, piece_bytes=1000)
+    addresses = sorted(cudart.pieces)
+    assert [cudart.pieces[a] for a in addresses] == [1000, 1000, 500]
+    assert addresses[1] - addresses[0] == addresses[2] - addresses[1] == 1000
+    undo()
+    assert not cudart.pieces
+    undo()
+
+
+def test_a_refused_piece_leaves_nothing_pinned() -> None:
+    cudart = Cudart(limit=2)
+    with pytest.raises(CkptError, match="CUDA error 2") as caught:
+        register(memoryview(bytearray(2500)), cudart, piece_bytes=1000)
+    assert caught.value.kind == "pin_failed"
+    assert not cudart.pieces
+
+
+def test_a_failed_undo_is_reported() -> None:
+    cudart = Cudart()
+    undo = register(memoryview(bytearray(1500)), cudart, piece_bytes=1000)
+    cudart.pieces.clear()
+    with pytest.raises(CkptError, match="code 713") as caught:
+        undo()
+    assert caught.value.kind == "unpin_failed"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_real_device_captures_what_was_there_at_the_call(family: Any) -> None:
+    values = [torch.randn(1 << 22, device="cuda"), torch.randn(512, 512, device="cuda").t()]
+    before = [value.cpu().contiguous() for value in values]
+    memory = hosts(values)
+    undo = family.pin(memoryview(memory[0]))
+    capture = family.capture([(v, memoryview(m)) for v, m in zip(values, memory, strict=True)])
+    capture.fence()
+    for value in values:
+        value.fill_(-1)
+    capture.wait()
+    for host, value in zip(memory, before, strict=True):
+        assert torch.equal(torch.frombuffer(host, dtype=torch.float32).view(value.shape), value)
+    family.fill([(v, memoryview(m)) for v, m in zip(values, memory, strict=True)]).wait()
+    for value, saved in zip(values, before, strict=True):
+        assert torch.equal(value.cpu(), saved)
+    undo()
