@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
+
+import msgspec
 
 from ckptfmt.errors import NotFound
 from ckptfmt.format.boxes import Extent
@@ -16,8 +17,7 @@ from ckptfmt.format.manifest import Manifest
 from ckptfmt.format.tables import Kind, PackRow
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBox:
+class StoredBox(msgspec.Struct, frozen=True):
     """Where one box lies. ``offset`` is absolute in the pack; ``digests`` has 16 bytes for each chunk."""
 
     start: Extent
@@ -29,8 +29,7 @@ class StoredBox:
     digests: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(msgspec.Struct, frozen=True):
     """One stored tensor. ``rank`` is -1 unless ``kind`` is ``per_rank``. ``nbytes`` counts all of its boxes."""
 
     name: str

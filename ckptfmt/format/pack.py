@@ -34,8 +34,7 @@ _DCP_SHARDING: Final = "DCP_SHARDING_INFO"
 _DCP_OFFSETS: Final = "saved_offsets"
 
 
-@dataclass(frozen=True, slots=True)
-class PackEntry:
+class PackEntry(msgspec.Struct, frozen=True, gc=False):
     """One box to be packed. ``dtype`` is an element type's name; ``size`` and ``start`` give the box
     of ``global_shape`` in elements; ``nbytes`` is the size of its bytes in C order."""
 
@@ -156,8 +155,7 @@ def _json(value: Any) -> str:
         raise InvalidInput(f"a tensor's name is no valid Unicode and can't be packed: {error.object!r:.100}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedEntry:
+class ParsedEntry(msgspec.Struct, frozen=True, gc=False):
     """An entry as the header tells it. ``stored`` is the safetensors dtype word, ``offset`` absolute."""
 
     name: str
@@ -188,9 +186,9 @@ def header_length(first_bytes: bytes, file_nbytes: int) -> int:
     return length
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     dtype: str
-    shape: list[int]
+    shape: tuple[int, ...]
     data_offsets: tuple[int, int]
 
 
@@ -201,6 +199,10 @@ _WIDE: Final = re.compile(rb'"[ \t\r\n]')
 def _parse_metadata(raw: msgspec.Raw | None) -> dict[str, str]:
     what = "the pack's __metadata__"
     return {} if raw is None else strict_json.convert(strict_json.parse(bytes(raw), what), dict[str, str], what)
+
+
+def _data_offsets(item: tuple[str, _Entry]) -> tuple[int, int]:
+    return item[1].data_offsets
 
 
 def parse_header(head: bytes, file_nbytes: int) -> ParsedPack:
@@ -222,18 +224,15 @@ def parse_header(head: bytes, file_nbytes: int) -> ParsedPack:
     rows = strict_json.decode(strict_json.join(raw), dict[str, _Entry], "the pack's header")
     position = 0
     entries = []
-    for name, row in sorted(rows.items(), key=lambda item: item[1].data_offsets):
+    for name, row in sorted(rows.items(), key=_data_offsets):
         begin, end = row.data_offsets
-        if begin != position:
+        shape = row.shape
+        itemsize = STORED_ITEMSIZE.get(row.dtype, 0)
+        if begin != position or itemsize == 0 or prod(shape) * itemsize != end - begin or (shape and min(shape) < 0):
             raise FormatError(
-                f"the pack's entry {name!r} begins at {begin}, not at {position}, where the last one ends"
+                f"the pack's entry {name!r} at {begin} to {end} is not {list(shape)} x {row.dtype} "
+                f"beginning at {position}, where the last one ends"
             )
-        itemsize = STORED_ITEMSIZE.get(row.dtype)
-        if itemsize is None:
-            raise FormatError(f"the pack's entry {name!r} has the unknown dtype {row.dtype!r}")
-        shape = tuple(row.shape)
-        if (shape and min(shape) < 0) or prod(shape) * itemsize != end - begin:
-            raise FormatError(f"the pack's entry {name!r} has {end - begin} bytes for {list(shape)} x {row.dtype}")
         entries.append(ParsedEntry(name, row.dtype, shape, length + begin, end - begin))
         position = end
     if length + position != file_nbytes:
