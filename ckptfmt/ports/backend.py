@@ -39,19 +39,22 @@ class ObjectInfo:
 
 
 class ObjectWriter(Protocol):
-    """One object being written. Not visible to ``head`` as complete until ``finish`` returns."""
+    """One object being written. Not visible to ``head`` as complete until ``finish`` returns: absent, or of another length."""
 
     def write_at(self, offset: int, data: Buffer) -> None:
         """Write all of ``data`` at ``offset``. Safe to call from several threads on disjoint ranges.
 
-        ``data`` may be reused as soon as the call returns.
+        ``data`` may be reused as soon as the call returns. ``InvalidInput`` outside of the announced size.
         """
 
     def finish(self) -> None:
-        """Make the object durable by the backend's promise. After any error the object is dead."""
+        """Make the object durable by the backend's promise. After any error the object is dead: ``abort`` it.
+
+        ``InvalidInput`` unless every byte was written exactly once. Again after success: nothing happens.
+        """
 
     def abort(self) -> None:
-        """Give the object up and remove what was written. Idempotent; never raises on absent files."""
+        """Give the object up and remove what was written; a finished object stays. Idempotent; never raises on absent files."""
 
 
 class Backend(Protocol):

@@ -15,7 +15,7 @@ import pytest
 
 from ckptfmt.backends.posix import PosixBackend, PosixOptions
 from ckptfmt.errors import AccessDenied, BackendError, CkptError, Conflict, OutOfSpace
-from ckptfmt.testing.backends import at_once
+from ckptfmt.testing.backend_rig import at_once
 from ckptfmt.testing.syscalls import WatchedSyscalls
 
 ORDER = ("mkdir", "open", "pwrite", "fallocate", "ftruncate", "fsync", "close", "link", "rename_noreplace", "unlink")
