@@ -61,6 +61,14 @@ class Rng:
         lacks, or that does not fit, with all generators as they were. A generator of this process
         that was not saved (its library was not in use then) keeps its state.
         """
+        for setter in self._setters(state):
+            setter()
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise what ``restore(state)`` would raise, and set nothing."""
+        self._setters(state)
+
+    def _setters(self, state: Mapping[str, Any]) -> list[_Setter]:
         problems: list[str] = []
         setters: list[_Setter] = []
         parts = {
@@ -82,8 +90,7 @@ class Rng:
                 "that were in use when it was saved, or leave the Rng out of the restore",
                 tuple(problems),
             )
-        for setter in setters:
-            setter()
+        return setters
 
     def _python(self, saved: Any, setters: list[_Setter], problems: list[str]) -> None:
         _check("python", _set_python(random.Random(), saved), problems)

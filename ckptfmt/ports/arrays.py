@@ -54,6 +54,9 @@ class Expansion:
     apply: Callable[[Any], None] | None = None
     notes: Mapping[str, Any] | None = None
     """Facts to store beside the state, e.g. ``{"stripped": ["_orig_mod"]}``."""
+    check: Callable[[Any], None] | None = None
+    """Called with what ``apply`` will get, before any live object is touched: raises ``Mismatch`` listing every
+    difference that ``apply`` would find."""
 
 
 class Capture(Protocol):

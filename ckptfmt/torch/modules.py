@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -35,11 +36,13 @@ def expand_module(path: str, module: nn.Module) -> Expansion:
         state._metadata = {canonical(raw): value for raw, value in metadata.items()}  # type: ignore[attr-defined]
     live = _shares_memory(inner, state)
     apply: Callable[[Any], None] | None
+    check: Callable[[Any], None] | None = None
     if live:
         extra = {name: raw for name, raw in raw_by_name.items() if _is_extra(name)}
         apply = _extra_setter(path, inner, extra) if extra else None
     else:
-        apply = _loader(path, inner, raw_by_name, canonical)
+        check = partial(_check_names, path, raw_by_name)
+        apply = partial(_load, path, inner, raw_by_name, canonical)
     stripped = list(dict.fromkeys([*outer, *canonical.stripped]))
     kind = type(inner)
     return Expansion(
@@ -49,6 +52,7 @@ def expand_module(path: str, module: nn.Module) -> Expansion:
         live=live,
         apply=apply,
         notes={"stripped": stripped} if stripped else None,
+        check=check,
     )
 
 
@@ -100,26 +104,26 @@ def _extra_setter(path: str, module: nn.Module, raw_by_name: Mapping[str, str]) 
     return apply
 
 
-def _loader(
-    path: str, module: nn.Module, raw_by_name: Mapping[str, str], canonical: Canonical
-) -> Callable[[Any], None]:
+def _check_names(path: str, raw_by_name: Mapping[str, str], saved: Mapping[str, Any]) -> None:
+    problems = [f"{join(path, name)}: missing in the saved state" for name in raw_by_name if name not in saved]
+    problems += [f"{join(path, name)}: saved, but not in this module" for name in saved if name not in raw_by_name]
+    if problems:
+        raise Mismatch(f"{path or 'the module'}: the saved names differ from this module's", tuple(problems))
+
+
+def _load(
+    path: str, module: nn.Module, raw_by_name: Mapping[str, str], canonical: Canonical, saved: Mapping[str, Any]
+) -> None:
     """A module whose ``state_dict`` makes new tensors (hooks, packed weights) takes them by ``load_state_dict``."""
-
-    def apply(saved: Mapping[str, Any]) -> None:
-        problems = [f"{join(path, name)}: missing in the saved state" for name in raw_by_name if name not in saved]
-        problems += [f"{join(path, name)}: saved, but not in this module" for name in saved if name not in raw_by_name]
-        if problems:
-            raise Mismatch(f"{path or 'the module'}: the saved names differ from this module's", tuple(problems))
-        state: OrderedDict[str, Any] = OrderedDict((raw, saved[name]) for name, raw in raw_by_name.items())
-        metadata = getattr(module.state_dict(), "_metadata", None)
-        if metadata is not None:
-            kept = getattr(saved, "_metadata", {})
-            state._metadata = {  # type: ignore[attr-defined]
-                raw: kept.get(canonical(raw), value) for raw, value in metadata.items()
-            }
-        try:
-            module.load_state_dict(state)
-        except RuntimeError as error:
-            raise Mismatch(f"{path or 'the module'}: load_state_dict refused the saved state: {error}") from error
-
-    return apply
+    _check_names(path, raw_by_name, saved)
+    state: OrderedDict[str, Any] = OrderedDict((raw, saved[name]) for name, raw in raw_by_name.items())
+    metadata = getattr(module.state_dict(), "_metadata", None)
+    if metadata is not None:
+        kept = getattr(saved, "_metadata", {})
+        state._metadata = {  # type: ignore[attr-defined]
+            raw: kept.get(canonical(raw), value) for raw, value in metadata.items()
+        }
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise Mismatch(f"{path or 'the module'}: load_state_dict refused the saved state: {error}") from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.optim import LBFGS, Optimizer
 from ckptfmt.errors import Mismatch
 from ckptfmt.ports.arrays import Expansion
 from ckptfmt.torch.exact import put_back_exactly
-from ckptfmt.torch.parameters import GroupNames, ParameterNames
+from ckptfmt.torch.parameters import GroupNames, ParameterNames, place_name
 
 _STATE, _GROUPS, _UNASSIGNED = "state", "param_groups", "unassigned_state"
 
@@ -45,8 +46,9 @@ def expand_optimizer(path: str, optimizer: Optimizer, names: ParameterNames) -> 
         type_name=type_name,
         state=expanded,
         live=False,
-        apply=_applier(path, optimizer, groups),
+        apply=partial(_apply, path, optimizer, groups),
         notes={"by": groups.by},
+        check=partial(_check, path, optimizer, groups),
     )
 
 
@@ -92,47 +94,56 @@ def _indexed(optimizer: Optimizer, rows: Sequence[Sequence[Any]]) -> Iterator[tu
             index += 1
 
 
-def _applier(path: str, optimizer: Optimizer, groups: GroupNames) -> Callable[[Any], None]:
-    def apply(saved: Mapping[str, Any]) -> None:
-        matched = _match(path, optimizer, groups, saved[_GROUPS])
-        name_at = [name for row in matched for name in row]
-        # A parameter that occurs twice is known by its first index only.
-        index_of: dict[str, int] = {}
-        for index, name in enumerate(name_at):
-            index_of.setdefault(name, index)
-        _refuse_unknown_state(path, saved[_STATE], index_of)
-        state: dict[Any, Any] = {index_of[name]: value for name, value in saved[_STATE].items()}
-        state.update(saved.get(_UNASSIGNED, {}))
-        translated = {
-            **{key: value for key, value in saved.items() if key != _UNASSIGNED},
-            _STATE: state,
-            _GROUPS: [
-                _translated_group(group, row, index_of) for group, row in zip(saved[_GROUPS], matched, strict=True)
-            ],
-        }
-        devices = [_tensor_devices(group) for group in optimizer.param_groups]
-        try:
-            optimizer.load_state_dict(translated)
-        except (ValueError, KeyError, TypeError) as error:
-            raise Mismatch(f"{path}: load_state_dict refused the saved state: {error}") from error
-        put_back_exactly(optimizer, name_at, saved[_STATE], devices)
-
-    return apply
+def _check(path: str, optimizer: Optimizer, groups: GroupNames, saved: Mapping[str, Any]) -> None:
+    _refuse_unknown_state(path, saved, _index_of(_match(path, optimizer, groups, saved)))
 
 
-def _match(
-    path: str, optimizer: Optimizer, groups: GroupNames, saved_groups: Sequence[Mapping[str, Any]]
-) -> list[list[str]]:
+def _apply(path: str, optimizer: Optimizer, groups: GroupNames, saved: Mapping[str, Any]) -> None:
+    matched = _match(path, optimizer, groups, saved)
+    index_of = _index_of(matched)
+    _refuse_unknown_state(path, saved, index_of)
+    state: dict[Any, Any] = {index_of[name]: value for name, value in saved[_STATE].items()}
+    state.update(saved.get(_UNASSIGNED, {}))
+    translated = {
+        **{key: value for key, value in saved.items() if key != _UNASSIGNED},
+        _STATE: state,
+        _GROUPS: [_translated_group(group, row, index_of) for group, row in zip(saved[_GROUPS], matched, strict=True)],
+    }
+    devices = [_tensor_devices(group) for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(translated)
+    except (ValueError, KeyError, TypeError) as error:
+        raise Mismatch(f"{path}: load_state_dict refused the saved state: {error}") from error
+    put_back_exactly(optimizer, [name for row in matched for name in row], saved[_STATE], devices)
+
+
+def _index_of(matched: Sequence[Sequence[str]]) -> dict[str, int]:
+    """The index by which torch knows each saved name; a parameter that occurs twice has its first."""
+    found: dict[str, int] = {}
+    for index, name in enumerate(name for row in matched for name in row):
+        found.setdefault(name, index)
+    return found
+
+
+def _match(path: str, optimizer: Optimizer, groups: GroupNames, saved: Mapping[str, Any]) -> list[list[str]]:
     """Return, for each live parameter, the saved name that is its own. ``Mismatch`` lists every difference."""
+    if not isinstance(saved, Mapping) or not {_STATE, _GROUPS} <= saved.keys():
+        raise Mismatch(
+            f"{path}: what was saved is not the state of an optimizer; restore it into an object of the saved kind"
+        )
+    saved_groups: Sequence[Mapping[str, Any]] = saved[_GROUPS]
     problems: list[str] = []
-    if len(saved_groups) != len(groups.accepted):
-        problems.append(f"saved with {len(saved_groups)} parameter groups, this optimizer has {len(groups.accepted)}")
+    if len(saved_groups) != len(groups.known):
+        problems.append(f"saved with {len(saved_groups)} parameter groups, this optimizer has {len(groups.known)}")
     group_of = {name: number for number, group in enumerate(saved_groups) for name in group["params"]}
+    # State that was saved without any name can only be matched by place, as torch does.
+    nameless = all(name.startswith("~") for name in group_of)
     matched: list[list[str]] = []
     taken: set[str] = set()
-    for number, row in enumerate(groups.accepted):
+    for number, row in enumerate(groups.known):
         found_row: list[str] = []
-        for index, names in enumerate(row):
+        for index, known in enumerate(row):
+            names = known if known and not nameless else (*known, place_name(number, index))
             found = [name for name in names if name in group_of]
             if not found:
                 problems.append(f"{names[0]}: missing in the saved state (group {number})")
@@ -143,7 +154,7 @@ def _match(
             if group_of[name] != number:
                 problems.append(f"{name}: saved in group {group_of[name]}, here in group {number}")
             if len(found) > 1:
-                problems.append(f"{groups.primary[number][index]}: saved as several parameters: {', '.join(found)}")
+                problems.append(f"{names[0]}: saved as several parameters: {', '.join(found)}")
         matched.append(found_row)
     problems += [f"{name}: saved, but not in this optimizer" for name in group_of if name not in taken]
     if not problems and isinstance(optimizer, LBFGS) and matched != [list(g["params"]) for g in saved_groups]:
@@ -162,8 +173,8 @@ def _advice(groups: GroupNames) -> str:
     )
 
 
-def _refuse_unknown_state(path: str, state: Mapping[str, Any], index_of: Mapping[str, int]) -> None:
-    unknown = [f"{name}: has state, but is in no saved group" for name in state if name not in index_of]
+def _refuse_unknown_state(path: str, saved: Mapping[str, Any], index_of: Mapping[str, int]) -> None:
+    unknown = [f"{name}: has state, but is in no saved group" for name in saved[_STATE] if name not in index_of]
     if unknown:
         raise Mismatch(
             f"{path}: the saved optimizer state contradicts itself; restore another generation", tuple(unknown)

@@ -35,6 +35,11 @@ class ParameterNames:
         return tuple(self._names.get(id(parameter), ()))
 
 
+def place_name(group: int, index: int) -> str:
+    """The name of a parameter that has none."""
+    return f"~{group}.{index}"
+
+
 class GroupNames:
     """The names under which an optimizer's parameters are saved, group by group.
 
@@ -45,21 +50,20 @@ class GroupNames:
 
     def __init__(self, optimizer: Optimizer, names: ParameterNames) -> None:
         self.primary: list[list[str]] = []
-        self.accepted: list[list[tuple[str, ...]]] = []
-        """For each parameter every name by which a restore may find it."""
+        self.known: list[list[tuple[str, ...]]] = []
+        """For each parameter all its names, without the place; empty for one that has none."""
         placed = named = 0
         for number, group in enumerate(optimizer.param_groups):
             given = group.get("param_names")
             primary: list[str] = []
-            accepted: list[tuple[str, ...]] = []
+            row: list[tuple[str, ...]] = []
             for index, parameter in enumerate(group["params"]):
                 known = names.of(parameter)
                 if not known and given is not None:
                     known = (str(given[index]),)
-                place = f"~{number}.{index}"
                 placed, named = placed + (not known), named + bool(known)
-                primary.append(known[0] if known else place)
-                accepted.append((*known, place))
+                primary.append(known[0] if known else place_name(number, index))
+                row.append(known)
             self.primary.append(primary)
-            self.accepted.append(accepted)
+            self.known.append(row)
         self.by = "mixed" if placed and named else "position" if placed else "name"

@@ -81,6 +81,8 @@ class Archive:
                     if self.family.owns(value):
                         assert self.family.check_fillable(value, name) is None
                         self.family.fill([(value, memoryview(bytearray(self.tensors[f"{key}.{name}"][1])))]).wait()
+            if one.check is not None:
+                one.check(rebuilt)
             if one.apply is not None:
                 one.apply(rebuilt)
 

@@ -193,6 +193,8 @@ def test_a_module_that_saves_another_form_is_not_live(family: TorchFamily, archi
         "model.1.packed: saved, but not in this module",
     )
     assert torch.equal(other[0].weight, before)
+    with pytest.raises(Mismatch, match=r"1\.packed"):
+        expand(family, other).check({"1.packed": torch.zeros(4)})
 
 
 def test_a_refused_load_state_dict_is_a_mismatch(family: TorchFamily) -> None:

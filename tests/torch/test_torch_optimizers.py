@@ -205,6 +205,25 @@ def test_state_saved_by_position_is_restored_by_position(archive: Any) -> None:
         assert same(resumed.state_dict(), optimizer.state_dict())
 
 
+def test_a_place_never_stands_in_for_a_name(archive: Any) -> None:
+    net, free = Net(), torch.zeros(3, requires_grad=True)
+    saved = archive.save({"model": net, "opt": optim.SGD([free, net.a], lr=0.1)})
+    archive.restore({"model": net, "opt": optim.SGD([free, net.a], lr=0.1)}, {"opt": saved["opt"]})
+    with pytest.raises(Mismatch) as caught:
+        archive.restore({"model": net, "opt": optim.SGD([net.b, net.a], lr=0.1)}, {"opt": saved["opt"]})
+    assert caught.value.problems == (
+        "model.b: missing in the saved state (group 0)",
+        "~0.0: saved, but not in this optimizer",
+    )
+
+
+@pytest.mark.parametrize("saved", [{"epoch": 1}, [1, 2], None])
+def test_what_is_no_optimizer_state_is_a_mismatch(family: TorchFamily, saved: Any) -> None:
+    one = expand(family, optim.SGD(Net().parameters(), lr=0.1))
+    with pytest.raises(Mismatch, match="not the state of an optimizer"):
+        one.check(saved)
+
+
 class Tied(nn.Module):
     def __init__(self, first: str) -> None:
         super().__init__()

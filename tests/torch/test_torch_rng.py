@@ -90,6 +90,8 @@ def test_a_part_that_this_process_lacks_is_named_and_nothing_is_set() -> None:
     here["philox"] = np.random.Generator(np.random.PCG64(1))
     here["new"] = random.Random(1)
     before = Rng(here).state()
+    with pytest.raises(Mismatch, match="99 devices"):
+        Rng(here).check(state)
     with pytest.raises(Mismatch) as caught:
         Rng(here).restore(state)
     text = "\n".join(caught.value.problems)

@@ -366,3 +366,19 @@ def _timed(family: TorchFamily, values: list[torch.Tensor]) -> float:
     for value in values:
         family.describe(value, "x")
     return time.perf_counter() - start
+
+
+@pytest.mark.slow
+def test_more_than_two_to_the_31_elements(family: TorchFamily) -> None:
+    count = (1 << 31) + 5
+    value = torch.zeros(count, dtype=torch.int8)
+    value[-3:] = torch.tensor([1, 2, 3], dtype=torch.int8)
+    spec = family.describe(value, "x")
+    assert spec.nbytes == count
+    host = memoryview(bytearray(count))
+    family.capture([(value, host)]).wait()
+    assert bytes(host[-5:]) == b"\0\0\1\2\3"
+    built = family.build(spec, host, (), None)
+    value.zero_()
+    family.fill([(value.view(-1, 1)[:, 0], host)]).wait()
+    assert value[-3:].tolist() == built[-3:].tolist() == [1, 2, 3]
