@@ -21,6 +21,9 @@ _BY_NAME: Final[dict[str, torch.dtype]] = {
 NAMES: Final[dict[torch.dtype, str]] = {found: name for name, found in _BY_NAME.items()}
 """Format name of every torch dtype that the format stores."""
 
+EXACT_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Tensors that are nothing but their elements. A ``torch.nn.Buffer`` is a Tensor with two attributes."""
+
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

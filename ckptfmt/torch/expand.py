@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from ckptfmt.ports.arrays import Expansion
 from ckptfmt.torch.modules import expand_module
+from ckptfmt.torch.names import ModuleNames
 from ckptfmt.torch.optimizers import expand_optimizer
 from ckptfmt.torch.parameters import ParameterNames
 
@@ -21,14 +22,15 @@ def is_object(value: Any) -> bool:
 
 def expand_objects(objects: Sequence[tuple[str, Any]], leaves: Sequence[tuple[str, Any]]) -> list[Expansion]:
     """See ``ArrayFamily.expand``."""
+    modules = {id(value): ModuleNames(value) for _, value in objects if isinstance(value, nn.Module)}
     names = ParameterNames()
-    if any(isinstance(value, Optimizer) for _, value in objects):
+    if len(modules) < len(objects):
         for path, value in objects:
-            if isinstance(value, nn.Module):
-                names.add_module(path, value)
+            if id(value) in modules:
+                names.add_module(path, modules[id(value)])
         for path, value in leaves:
             names.add(path, value)
     return [
-        expand_module(path, value) if isinstance(value, nn.Module) else expand_optimizer(path, value, names)
+        expand_module(path, modules[id(value)]) if id(value) in modules else expand_optimizer(path, value, names)
         for path, value in objects
     ]

@@ -12,13 +12,11 @@ from ckptfmt.errors import InvalidInput, UnsupportedValue
 from ckptfmt.ports.arrays import Capture, Expansion, LeafSpec
 from ckptfmt.torch import types
 from ckptfmt.torch.cuda import CudaRuntime, DeviceTransfers, Pair, capture_from_device, fill_from_host
-from ckptfmt.torch.elements import NAMES, address_of, allocate, bits, over_host, torch_dtype
+from ckptfmt.torch.elements import EXACT_TYPES, NAMES, address_of, allocate, bits, over_host, torch_dtype
 from ckptfmt.torch.expand import expand_objects, is_object
 from ckptfmt.torch.host import cast_in, copy_in, copy_out, dense_address, overlaps
 from ckptfmt.torch.pinning import pin_host
 from ckptfmt.torch.refusals import refusal
-
-_EXACT_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})  # a Buffer is a Tensor with two attributes
 
 _MEMORY_FORMATS: Final = {
     4: ("channels_last", torch.channels_last),
@@ -49,7 +47,7 @@ class TorchFamily:
     def describe(self, value: Any, path: str) -> LeafSpec:
         # In the stall once per tensor, so each attribute counts: sparse and other storage-less layouts
         # raise at data_ptr(), nested ones at shape; quantised ones have dtypes of their own.
-        if type(value) not in _EXACT_TYPES:
+        if type(value) not in EXACT_TYPES:
             raise refusal(value, path)
         try:
             dtype = value.dtype
@@ -115,7 +113,7 @@ class TorchFamily:
             ) from None
 
     def check_fillable(self, value: Any, path: str) -> str | None:
-        if value.is_meta and type(value) in _EXACT_TYPES:
+        if value.is_meta and type(value) in EXACT_TYPES:
             return (
                 f"{path}: the tensor is on the meta device and has no memory to fill; call "
                 "module.to_empty(device=...) (for a plain tensor torch.empty_like(..., device=...)) first"

@@ -13,52 +13,48 @@ from torch.nn.parameter import is_lazy
 
 from ckptfmt.errors import Mismatch, UnsupportedValue
 from ckptfmt.ports.arrays import Expansion
-from ckptfmt.torch.names import Canonical, join, unwrap
+from ckptfmt.torch.elements import EXACT_TYPES
+from ckptfmt.torch.names import ModuleNames, join
 
 _EXTRA: Final = "_extra_state"
 
 
-def expand_module(path: str, module: nn.Module) -> Expansion:
+def expand_module(path: str, names: ModuleNames) -> Expansion:
     """Expand a module into its ``state_dict()`` with canonical names, ``_metadata`` kept.
 
     The expansion is live if every tensor is memory of the module's own parameters and buffers.
     Raises ``UnsupportedValue`` for parameters without a shape, ``Mismatch`` for names that clash.
     """
-    inner, outer = unwrap(module)
-    _refuse_lazy(path, inner)
-    raw_state = inner.state_dict()
-    canonical = Canonical(inner)
-    raw_by_name = canonical.map(raw_state, path)
+    _refuse_lazy(path, names)
+    raw_state = names.module.state_dict()
+    raw_by_name = names.by_canonical(raw_state, path)
     state: OrderedDict[str, Any] = OrderedDict((name, raw_state[raw]) for name, raw in raw_by_name.items())
     metadata = getattr(raw_state, "_metadata", None)
     if metadata is not None:
         # A wrapper and what it wraps become one name; the inner one comes later and stays.
-        state._metadata = {canonical(raw): value for raw, value in metadata.items()}  # type: ignore[attr-defined]
-    live = _shares_memory(inner, state)
-    apply: Callable[[Any], None] | None
+        state._metadata = {names(raw): value for raw, value in metadata.items()}  # type: ignore[attr-defined]
+    live = _shares_memory(names, state)
+    apply: Callable[[Any], None] | None = None
     check: Callable[[Any], None] | None = None
-    if live:
-        extra = {name: raw for name, raw in raw_by_name.items() if _is_extra(name)}
-        apply = _extra_setter(path, inner, extra) if extra else None
-    else:
+    if not live:
         check = partial(_check_names, path, raw_by_name)
-        apply = partial(_load, path, inner, raw_by_name, canonical)
-    stripped = list(dict.fromkeys([*outer, *canonical.stripped]))
-    kind = type(inner)
+        apply = partial(_load, path, names, raw_by_name)
+    elif extra := {name: raw for name, raw in raw_by_name.items() if _is_extra(name)}:
+        apply = partial(_set_extra, names.module, extra)
+    kind = type(names.module)
     return Expansion(
         kind="module",
         type_name=f"{kind.__module__}.{kind.__qualname__}",
         state=state,
         live=live,
         apply=apply,
-        notes={"stripped": stripped} if stripped else None,
+        notes={"stripped": list(names.stripped)} if names.stripped else None,
         check=check,
     )
 
 
-def _refuse_lazy(path: str, module: nn.Module) -> None:
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    lazy = [join(path, name) for name, tensor in named if is_lazy(tensor)]
+def _refuse_lazy(path: str, names: ModuleNames) -> None:
+    lazy = [join(path, name) for name, tensor in (*names.parameters, *names.buffers) if is_lazy(tensor)]
     if lazy:
         raise UnsupportedValue(
             f"{lazy[0]}: a lazy parameter or buffer has no shape yet; run the module's first forward pass before "
@@ -70,15 +66,36 @@ def _is_extra(name: str) -> bool:
     return name == _EXTRA or name.endswith(f".{_EXTRA}")
 
 
-def _shares_memory(module: nn.Module, state: Mapping[str, Any]) -> bool:
-    own = {_storage(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    return all(not tensor.numel() or _storage(tensor) in own for value in state.values() for tensor in _tensors(value))
+def _shares_memory(names: ModuleNames, state: Mapping[str, Any]) -> bool:
+    own = [tensor for _, tensor in (*names.parameters, *names.buffers)]
+    addresses = {_address(tensor) for tensor in own}
+    others = [
+        tensor
+        for value in state.values()
+        for tensor in _tensors(value)
+        if tensor.numel() and _address(tensor) not in addresses
+    ]
+    if not others:
+        return True
+    storages = {_storage(tensor) for tensor in own}  # a slice of a parameter is its memory, too
+    return all(_storage(tensor) in storages for tensor in others)
+
+
+def _address(tensor: torch.Tensor) -> tuple[torch.device, int] | int:
+    if type(tensor) not in EXACT_TYPES:
+        return id(tensor)
+    try:
+        return tensor.device, tensor.data_ptr()
+    except RuntimeError:  # sparse tensors have no address
+        return id(tensor)
 
 
 def _storage(tensor: torch.Tensor) -> tuple[torch.device, int] | int:
+    if type(tensor) not in EXACT_TYPES:
+        return id(tensor)
     try:
         return tensor.device, tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # sparse tensors and some wrappers have no storage to compare
+    except (RuntimeError, NotImplementedError):
         return id(tensor)
 
 
@@ -93,15 +110,11 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _extra_setter(path: str, module: nn.Module, raw_by_name: Mapping[str, str]) -> Callable[[Any], None]:
+def _set_extra(module: nn.Module, raw_by_name: Mapping[str, str], saved: Mapping[str, Any]) -> None:
     """Extra state is all that is left to set when the tensors were filled in place."""
-
-    def apply(saved: Mapping[str, Any]) -> None:
-        for name, raw in raw_by_name.items():
-            if name in saved:
-                module.get_submodule(raw.removesuffix(_EXTRA).rstrip(".")).set_extra_state(saved[name])
-
-    return apply
+    for name, raw in raw_by_name.items():
+        if name in saved:
+            module.get_submodule(raw.removesuffix(_EXTRA).rstrip(".")).set_extra_state(saved[name])
 
 
 def _check_names(path: str, raw_by_name: Mapping[str, str], saved: Mapping[str, Any]) -> None:
@@ -111,19 +124,15 @@ def _check_names(path: str, raw_by_name: Mapping[str, str], saved: Mapping[str, 
         raise Mismatch(f"{path or 'the module'}: the saved names differ from this module's", tuple(problems))
 
 
-def _load(
-    path: str, module: nn.Module, raw_by_name: Mapping[str, str], canonical: Canonical, saved: Mapping[str, Any]
-) -> None:
+def _load(path: str, names: ModuleNames, raw_by_name: Mapping[str, str], saved: Mapping[str, Any]) -> None:
     """A module whose ``state_dict`` makes new tensors (hooks, packed weights) takes them by ``load_state_dict``."""
     _check_names(path, raw_by_name, saved)
     state: OrderedDict[str, Any] = OrderedDict((raw, saved[name]) for name, raw in raw_by_name.items())
-    metadata = getattr(module.state_dict(), "_metadata", None)
+    metadata = getattr(names.module.state_dict(), "_metadata", None)
     if metadata is not None:
         kept = getattr(saved, "_metadata", {})
-        state._metadata = {  # type: ignore[attr-defined]
-            raw: kept.get(canonical(raw), value) for raw, value in metadata.items()
-        }
+        state._metadata = {raw: kept.get(names(raw), value) for raw, value in metadata.items()}  # type: ignore[attr-defined]
     try:
-        module.load_state_dict(state)
+        names.module.load_state_dict(state)
     except RuntimeError as error:
         raise Mismatch(f"{path or 'the module'}: load_state_dict refused the saved state: {error}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -40,20 +41,33 @@ def unwrap(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
         stripped.append(segment)
 
 
-class Canonical:
-    """Turns the raw names of one module into canonical ones. ``stripped`` collects the segments removed."""
+class ModuleNames:
+    """One module below its outer wrappers, walked once: its parameters and buffers by raw name.
+
+    Calling it turns a raw name (as in ``state_dict()``) into the canonical one; ``stripped``
+    collects the wrapper segments removed so far, outermost first.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self._parallel = {
-            join(name, "module")
-            for name, child in module.named_modules(remove_duplicate=False)
-            if isinstance(child, _PARALLEL)
-        }
-        self._marked = bool(self._parallel)
-        self.stripped: list[str] = []
+        self.module, outer = unwrap(module)
+        self.stripped = list(dict.fromkeys(outer))
+        self.parameters: list[tuple[str, torch.Tensor]] = []
+        self.buffers: list[tuple[str, torch.Tensor]] = []
+        self._parallel: set[str] = set()
+        self._walk(self.module, "")
+
+    def _walk(self, module: nn.Module, prefix: str) -> None:
+        # Not named_parameters() and named_buffers(): each walks all modules, and this runs in the stall.
+        self.parameters += [(prefix + name, p) for name, p in module._parameters.items() if p is not None]
+        self.buffers += [(prefix + name, b) for name, b in module._buffers.items() if b is not None]
+        if isinstance(module, _PARALLEL):
+            self._parallel.add(prefix + "module")
+        for name, child in module._modules.items():
+            if child is not None:
+                self._walk(child, f"{prefix}{name}.")
 
     def __call__(self, raw: str) -> str:
-        if not self._marked and "_orig_mod" not in raw and "_wrapped_module" not in raw:
+        if not self._parallel and "_orig_mod" not in raw and "_wrapped_module" not in raw:
             return raw
         kept: list[str] = []
         prefix = ""
@@ -66,7 +80,7 @@ class Canonical:
                 kept.append(segment)
         return ".".join(kept)
 
-    def map(self, raw_names: Iterable[str], path: str) -> dict[str, str]:
+    def by_canonical(self, raw_names: Iterable[str], path: str) -> dict[str, str]:
         """Return canonical name -> raw name. ``Mismatch`` naming both if two become one."""
         found: dict[str, str] = {}
         problems: list[str] = []

@@ -76,7 +76,9 @@ def _refuse_clashes(path: str, optimizer: Optimizer, groups: GroupNames) -> None
             if first[0] is not parameter:
                 problems.append(f"{name}: {first[1]} and {place} are different parameters")
     if problems:
-        raise Mismatch(f"{path}: two parameters have one name; rename one of each pair", tuple(problems))
+        raise Mismatch(
+            f"{path or 'the optimizer'}: two parameters have one name; rename one of each pair", tuple(problems)
+        )
 
 
 def _indexed(optimizer: Optimizer, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Any]]:
@@ -113,7 +115,7 @@ def _apply(path: str, optimizer: Optimizer, groups: GroupNames, saved: Mapping[s
     try:
         optimizer.load_state_dict(translated)
     except (ValueError, KeyError, TypeError) as error:
-        raise Mismatch(f"{path}: load_state_dict refused the saved state: {error}") from error
+        raise Mismatch(f"{path or 'the optimizer'}: load_state_dict refused the saved state: {error}") from error
     put_back_exactly(optimizer, [name for row in matched for name in row], saved[_STATE], devices)
 
 
@@ -129,7 +131,8 @@ def _match(path: str, optimizer: Optimizer, groups: GroupNames, saved: Mapping[s
     """Return, for each live parameter, the saved name that is its own. ``Mismatch`` lists every difference."""
     if not isinstance(saved, Mapping) or not {_STATE, _GROUPS} <= saved.keys():
         raise Mismatch(
-            f"{path}: what was saved is not the state of an optimizer; restore it into an object of the saved kind"
+            f"{path or 'the optimizer'}: what was saved is not the state of an optimizer; restore it into an object "
+            "of the saved kind"
         )
     saved_groups: Sequence[Mapping[str, Any]] = saved[_GROUPS]
     problems: list[str] = []
@@ -160,7 +163,10 @@ def _match(path: str, optimizer: Optimizer, groups: GroupNames, saved: Mapping[s
     if not problems and isinstance(optimizer, LBFGS) and matched != [list(g["params"]) for g in saved_groups]:
         problems.append("LBFGS keeps one flat vector over all parameters: they must come in the saved order")
     if problems:
-        raise Mismatch(f"{path}: the saved parameters differ from this optimizer's{_advice(groups)}", tuple(problems))
+        raise Mismatch(
+            f"{path or 'the optimizer'}: the saved parameters differ from this optimizer's{_advice(groups)}",
+            tuple(problems),
+        )
     return matched
 
 
@@ -177,7 +183,8 @@ def _refuse_unknown_state(path: str, saved: Mapping[str, Any], index_of: Mapping
     unknown = [f"{name}: has state, but is in no saved group" for name in saved[_STATE] if name not in index_of]
     if unknown:
         raise Mismatch(
-            f"{path}: the saved optimizer state contradicts itself; restore another generation", tuple(unknown)
+            f"{path or 'the optimizer'}: the saved optimizer state contradicts itself; restore another generation",
+            tuple(unknown),
         )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
-from ckptfmt.torch.names import Canonical, join, unwrap
+from ckptfmt.torch.names import ModuleNames, join
 
 
 class ParameterNames:
@@ -16,12 +15,10 @@ class ParameterNames:
         self._names: dict[int, list[str]] = {}
         self._kept: list[torch.Tensor] = []  # so that no id is used again
 
-    def add_module(self, path: str, module: nn.Module) -> None:
+    def add_module(self, path: str, module: ModuleNames) -> None:
         """Add every parameter of ``module``, under its canonical names below ``path``."""
-        inner, _ = unwrap(module)
-        canonical = Canonical(inner)
-        for raw, parameter in inner.named_parameters(remove_duplicate=False):
-            self.add(join(path, canonical(raw)), parameter)
+        for raw, parameter in module.parameters:
+            self.add(join(path, module(raw)), parameter)
 
     def add(self, name: str, parameter: torch.Tensor) -> None:
         """Add one name of one tensor."""

@@ -8,7 +8,7 @@ import torch
 
 from ckptfmt.errors import UnsupportedValue
 from ckptfmt.format import dtypes
-from ckptfmt.torch.elements import NAMES
+from ckptfmt.torch.elements import EXACT_TYPES, NAMES
 
 
 def refusal(value: Any, path: str) -> UnsupportedValue:
@@ -27,7 +27,7 @@ def _reason(value: Any, kind: type, name: str) -> str:
         return f"{name} holds no data; leave the fake tensor mode and save real tensors"
     if getattr(value, "is_nested", False):
         return "a nested tensor; save value.unbind() (a list of tensors), or value.to_padded_tensor(...)"
-    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+    if kind not in EXACT_TYPES:
         return (
             f"{name} is a Tensor subclass with a meaning of its own; save the plain tensors that it is made of, "
             "or teach ckptfmt the type with ckptfmt.register_type"
