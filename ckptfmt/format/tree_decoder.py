@@ -12,7 +12,7 @@ from ckptfmt.format.tree_nodes import DEPTH_MAX, FACTORIES, REFERENCE_TAGS, Deco
 from ckptfmt.format.tree_scalars import Node
 
 
-def _malformed(tag: str, why: object = "") -> FormatError:
+def malformed(tag: str, why: object = "") -> FormatError:
     return FormatError(f"the state tree holds a malformed {tag!r} node{f': {why}' if str(why) else ''}")
 
 
@@ -34,7 +34,7 @@ class Decoder:
         ((tag, payload),) = node.items()
         if tag in REFERENCE_TAGS or tag == "per_rank":
             return self.leaf(tag, payload)
-        container = _REBUILDERS.get(tag)
+        container = REBUILDERS.get(tag)
         if container is not None:
             return container(self, payload, depth)
         return self.scalar(tag, payload)
@@ -54,11 +54,11 @@ class Decoder:
         try:
             return convert(payload)
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
-            raise _malformed(tag, error) from error
+            raise malformed(tag, error) from error
 
     def items(self, payload: Any, tag: str, depth: int) -> list[Any]:
         if type(payload) is not list:
-            raise _malformed(tag, "no array")
+            raise malformed(tag, "no array")
         if depth >= DEPTH_MAX:
             raise FormatError(f"the state tree is nested more than {DEPTH_MAX} deep")
         values = []
@@ -68,25 +68,25 @@ class Decoder:
 
     def fill(self, into: dict[Any, Any], payload: Any, tag: str, depth: int) -> Any:
         if type(payload) is not list:
-            raise _malformed(tag, "no array of pairs")
+            raise malformed(tag, "no array of pairs")
         if depth >= DEPTH_MAX:
             raise FormatError(f"the state tree is nested more than {DEPTH_MAX} deep")
         for pair in payload:
             if type(pair) is not list or len(pair) != 2:
-                raise _malformed(tag, "an item is no pair")
+                raise malformed(tag, "an item is no pair")
             key = self.node(pair[0], depth + 1)
             try:
                 twice = key in into
             except TypeError:
-                raise _malformed(tag, "a key is not hashable") from None
+                raise malformed(tag, "a key is not hashable") from None
             if twice:
-                raise _malformed(tag, f"the key {key!r:.100} stands twice")
+                raise malformed(tag, f"the key {key!r:.100} stands twice")
             into[key] = self.node(pair[1], depth + 1)
         return into
 
     def row(self, payload: Any, tag: str, length: int) -> list[Any]:
         if type(payload) is not list or len(payload) != length:
-            raise _malformed(tag, f"no array of {length}")
+            raise malformed(tag, f"no array of {length}")
         return payload
 
     def state_dict(self, payload: Any, depth: int) -> OrderedDict[Any, Any]:
@@ -98,17 +98,17 @@ class Decoder:
     def default_dict(self, payload: Any, depth: int) -> defaultdict[Any, Any]:
         name, pairs = self.row(payload, "defaultdict", 2)
         if name is not None and name not in FACTORIES:
-            raise _malformed("defaultdict", f"factory {name!r}")
+            raise malformed("defaultdict", f"factory {name!r}")
         value: defaultdict[Any, Any] = defaultdict(None if name is None else FACTORIES[name])
         return self.fill(value, pairs, "defaultdict", depth)  # type: ignore[no-any-return]
 
     def bounded(self, payload: Any, depth: int) -> deque[Any]:
         items, length_max = self.row(payload, "deque", 2)
         if length_max is not None and (type(length_max) is not int or not 0 <= length_max <= tree_scalars.INT_MAX):
-            raise _malformed("deque", "length")
+            raise malformed("deque", "length")
         values = self.items(items, "deque", depth)
         if length_max is not None and len(values) > length_max:
-            raise _malformed("deque", "more items than its length allows")
+            raise malformed("deque", "more items than its length allows")
         return deque(values, length_max)
 
     def unique(self, payload: Any, tag: str, depth: int) -> set[Any]:
@@ -116,9 +116,9 @@ class Decoder:
         try:
             distinct = set(values)
         except TypeError:
-            raise _malformed(tag, "an item is not hashable") from None
+            raise malformed(tag, "an item is not hashable") from None
         if len(distinct) != len(values):
-            raise _malformed(tag, "an item stands twice")
+            raise malformed(tag, "an item stands twice")
         return distinct
 
     def slice_of(self, payload: Any, depth: int) -> slice:
@@ -127,13 +127,13 @@ class Decoder:
     def stateful(self, payload: Any, depth: int) -> Any:
         kind, type_name, _notes, state = self.row(payload, "stateful", 4)
         if type(kind) is not str or type(type_name) is not str:
-            raise _malformed("stateful", "kind and type must be strings")
+            raise malformed("stateful", "kind and type must be strings")
         return self.node(state, depth)
 
     def registered(self, payload: Any, depth: int) -> Any:
         name, inner = self.row(payload, "registered", 2)
         if type(name) is not str:
-            raise _malformed("registered", "the name must be a string")
+            raise malformed("registered", "the name must be a string")
         if depth >= DEPTH_MAX:
             raise FormatError(f"the state tree is nested more than {DEPTH_MAX} deep")
         value = self.node(inner, depth + 1)
@@ -148,7 +148,7 @@ class Decoder:
         )
 
 
-_REBUILDERS: Final[dict[str, Callable[[Decoder, Any, int], Any]]] = {
+REBUILDERS: Final[dict[str, Callable[[Decoder, Any, int], Any]]] = {
     "dict": lambda coder, payload, depth: coder.fill({}, payload, "dict", depth),
     "odict": lambda coder, payload, depth: coder.fill(OrderedDict(), payload, "odict", depth),
     "counter": lambda coder, payload, depth: coder.fill(Counter(), payload, "counter", depth),

@@ -30,7 +30,7 @@ class Encoder:
                 return scalar(value)
             except TypeError as error:
                 raise UnsupportedValue(f"{named(path)} can't be saved: {error}") from error
-        container = _CONTAINERS.get(cls)
+        container = CONTAINERS.get(cls)
         if container is not None:
             if depth >= DEPTH_MAX:
                 raise UnsupportedValue(f"{named(path)} is nested more than {DEPTH_MAX} deep, or contains itself")
@@ -98,7 +98,7 @@ class Encoder:
         return tree_scalars.inline_bytes(value) if node is None else node
 
 
-_CONTAINERS: Final[dict[type, Callable[[Encoder, Any, str, int], Node]]] = {
+CONTAINERS: Final[dict[type, Callable[[Encoder, Any, str, int], Node]]] = {
     list: Encoder.items,
     dict: lambda coder, value, path, depth: {"dict": coder.pairs(value, path, depth)},
     tuple: lambda coder, value, path, depth: {"tuple": coder.items(value, path, depth)},
