@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, case, insert, liter
 from ckptfmt.catalog.clock import database_now
 from ckptfmt.catalog.schema import launch_ranks, launches, runs
 from ckptfmt.catalog.transaction import Transaction, lock_launch, lock_run_named, record
-from ckptfmt.errors import Conflict, Fenced, InvalidInput
+from ckptfmt.errors import CatalogError, Conflict, Fenced, InvalidInput
 from ckptfmt.ports.catalog import LaunchRecord, LaunchRequest
 
 # A displaced launch is never live, whatever its lease says: the run's fence has moved on.
@@ -104,6 +104,15 @@ def every(connection: Connection, repository_id: int, run_name: str) -> list[Lau
 
 def one(connection: Connection, launch_id: int) -> LaunchRecord:
     return _record(connection.execute(_query().where(launches.c.id == launch_id)).one())
+
+
+def known(connection: Connection, repository_id: int, launch_id: int) -> LaunchRecord:
+    """The launch; ``CatalogError`` if the repository has none with this id."""
+    query = _query().where(launches.c.id == launch_id, runs.c.repository_id == repository_id)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise CatalogError(f"the catalog has no launch {launch_id}: was it put back to an earlier copy?")
+    return _record(row)
 
 
 def restored(connection: Connection, repository_id: int, generation_key: str) -> LaunchRecord | None:

@@ -77,6 +77,27 @@ def latest(
     return _single(connection, row)
 
 
+def newest_of_launch(connection: Connection, repository_id: int, launch_id: int) -> GenerationRecord | None:
+    """The newest committed generation that the launch began."""
+    row = connection.execute(
+        _query(repository_id).where(generations.c.launch_id == launch_id, _COMMITTED).order_by(*_COMMIT_ORDER).limit(1)
+    ).one_or_none()
+    return _single(connection, row)
+
+
+def unproven(connection: Connection, repository_id: int, run: str) -> list[GenerationRecord]:
+    """Committed generations of the run whose proof is not yet on storage, oldest first."""
+    rows = connection.execute(
+        _query(repository_id)
+        .where(
+            generations.c.run_id == _run_id(repository_id, run), _COMMITTED, generations.c.proven_at.is_(None)
+        )
+        .order_by(generations.c.id)
+    ).all()
+    names = _tags(connection, repository_id, run)
+    return [_record(row, names.get(row.id, ())) for row in rows]
+
+
 def tagged(connection: Connection, repository_id: int, run: str, tag: str) -> GenerationRecord | None:
     """The generation that has the tag now."""
     row = connection.execute(

@@ -5,7 +5,7 @@ A thin front: it opens the transaction, translates database errors, and hands th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from ckptfmt.catalog import events, generations, launches, packs, readers, readi
 from ckptfmt.catalog.failures import translated
 from ckptfmt.catalog.schema import generations as table
 from ckptfmt.catalog.schema import repositories
-from ckptfmt.catalog.transaction import Transaction
+from ckptfmt.catalog.transaction import Transaction, lock_run_named, record
 from ckptfmt.errors import CatalogError, NotFound
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import (
@@ -130,6 +130,14 @@ class SqlCatalog:
     def close_launch(self, launch_id: int) -> None:
         with self._writing() as tx:
             launches.close(tx, launch_id)
+
+    def launch(self, launch_id: int) -> LaunchRecord:
+        with self._reading() as connection:
+            return launches.known(connection, self._repository_id, launch_id)
+
+    def last_committed_of(self, launch_id: int) -> GenerationRecord | None:
+        with self._reading() as connection:
+            return reading.newest_of_launch(connection, self._repository_id, launch_id)
 
     def set_restored_from(self, launch_id: int, generation_key: str) -> None:
         with self._writing() as tx:
@@ -273,6 +281,10 @@ class SqlCatalog:
         with self._reading() as connection:
             return reading.latest(connection, self._repository_id, run, reading.NOT_QUARANTINED)
 
+    def unproven(self, run: str) -> list[GenerationRecord]:
+        with self._reading() as connection:
+            return reading.unproven(connection, self._repository_id, run)
+
     def committed_at_step(self, run: str, step: int) -> GenerationRecord | None:
         with self._reading() as connection:
             return reading.latest(connection, self._repository_id, run, table.c.step == step)
@@ -294,6 +306,10 @@ class SqlCatalog:
     ) -> list[EventRecord]:
         with self._reading() as connection:
             return events.history(connection, self._repository_id, run=run, generation_id=generation_id, limit=limit)
+
+    def note(self, run: str, *, generation_id: int | None, kind: str, detail: Mapping[str, Any]) -> None:
+        with self._writing() as tx:
+            record(tx, lock_run_named(tx, run).id, kind, generation_id=generation_id, detail=dict(detail))
 
     def view(self, name: str, *, run: str | None = None) -> list[dict[str, Any]]:
         with self._reading() as connection:

@@ -150,9 +150,23 @@ class UnsupportedVersion(FormatError):
 
 
 class Corrupt(FormatError):
-    """Bytes that differ from their recorded digest or length."""
+    """Bytes that differ from their recorded digest or length. Names the object, tensor and file offset where known."""
 
     default_kind = "corrupt"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        object: str | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        kind: str | None = None,
+    ) -> None:
+        super().__init__(message, kind=kind)
+        self.object = object
+        self.tensor = tensor
+        self.offset = offset
 
 
 class Unverifiable(FormatError):

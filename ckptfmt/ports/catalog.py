@@ -228,6 +228,12 @@ class Catalog(Protocol):
     def close_launch(self, launch_id: int) -> None:
         """Release the lease. Idempotent."""
 
+    def launch(self, launch_id: int) -> LaunchRecord:
+        """``CatalogError`` if there is no such launch."""
+
+    def last_committed_of(self, launch_id: int) -> GenerationRecord | None:
+        """The newest generation that this launch has committed and that is committed still, by commit_seq."""
+
     def set_restored_from(self, launch_id: int, generation_key: str) -> None: ...
 
     # -- the save, C1 to C5 --------------------------------------------------------------------
@@ -305,6 +311,9 @@ class Catalog(Protocol):
     def latest(self, run: str) -> GenerationRecord | None:
         """Newest committed generation that is not quarantined, by (epoch, commit_seq)."""
 
+    def unproven(self, run: str) -> list[GenerationRecord]:
+        """Committed generations whose ``proven_at`` is not set: C5 is to be finished."""
+
     def committed_at_step(self, run: str, step: int) -> GenerationRecord | None:
         """Newest committed one of that step."""
 
@@ -317,6 +326,9 @@ class Catalog(Protocol):
 
     def events(self, *, run: str | None = None, generation_id: int | None = None, limit: int | None = None) -> list[EventRecord]:
         """Oldest first."""
+
+    def note(self, run: str, *, generation_id: int | None, kind: str, detail: Mapping[str, Any]) -> None:
+        """Append an event that is no state change, e.g. a restore that fell back."""
 
     def view(self, name: str, *, run: str | None = None) -> list[dict[str, Any]]:
         """Rows of a documented view (``spec/catalog.md``)."""

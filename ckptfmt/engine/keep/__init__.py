@@ -1,0 +1,1 @@
+"""Recover, verify and collect what is on storage."""

@@ -1,0 +1,1 @@
+"""Freeze a state, write it, and take it through C1 to C5."""

@@ -1,0 +1,176 @@
+"""Page-aligned host memory that is mapped once and used by every save.
+
+First-touch allocation costs several times the copy itself, so the arena persists between saves. It is
+private anonymous memory (a shared mapping gets no huge pages), excluded from forks (a forked
+DataLoader worker would make every later write to it a copy-on-write fault).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ckptfmt.engine.transfer import run_all, thread_count
+from ckptfmt.errors import OutOfSpace
+
+log = logging.getLogger("ckptfmt")
+
+PAGE: Final = 4096
+HUGE_PAGE: Final = 2 << 20
+_POPULATE_SLICE: Final = 64 << 20
+_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14; not in the mmap module of Python 3.11
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def map_memory(nbytes: int, *, fork: bool = True) -> memoryview:
+    """Map ``nbytes`` (rounded up to huge pages where large) of zeroed, page-aligned private memory.
+
+    The memory is unmapped when the last view of it goes away. With ``fork=False`` child processes
+    do not get it. Raises ``OutOfSpace`` when the system has no address space or memory left.
+    """
+    unit = HUGE_PAGE if nbytes >= HUGE_PAGE else PAGE
+    length = max(unit, -(-nbytes // unit) * unit)
+    try:
+        region = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise OutOfSpace(
+            f"cannot map {length} bytes of host memory: {error.strerror}; free memory or save less at a time",
+            needed=length,
+            free=available_memory(),
+            errno=error.errno,
+            kind="host_memory",
+        ) from error
+    for name in ("MADV_HUGEPAGE",) if fork else ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        advice = getattr(mmap, name, None)
+        if advice is not None:
+            try:
+                region.madvise(advice)
+            except OSError:  # a kernel without huge pages, say: slower, not wrong
+                log.debug("madvise(%s) was refused for %d bytes", name, length)
+    return memoryview(region)
+
+
+def address_of(view: memoryview) -> int:
+    """Address of the first byte of a writable view (0 for an empty one)."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes else 0
+
+
+def populate(view: memoryview, *, stop: Callable[[], bool] = lambda: False) -> None:
+    """Touch every page of ``view``, in slices and without holding the interpreter lock."""
+    base = address_of(view)
+
+    def touch(start: int) -> None:
+        if stop():
+            return
+        length = min(_POPULATE_SLICE, view.nbytes - start)
+        failed = _libc.madvise(ctypes.c_void_p(base + start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE)
+        if failed:  # older kernels: write to the pages, once each
+            ctypes.memset(base + start, 0, length)
+
+    starts = range(0, view.nbytes, _POPULATE_SLICE)
+    run_all([lambda start=start: touch(start) for start in starts], threads=thread_count(), name="ckptfmt-touch")  # type: ignore[misc]
+
+
+class Arena:
+    """One growing region of host memory, used by one save or restore at a time."""
+
+    def __init__(self) -> None:
+        self._view = memoryview(b"")
+        self._touched = 0
+        self._owner_pid = os.getpid()
+
+    @property
+    def nbytes(self) -> int:
+        return self._view.nbytes
+
+    def reserve(self, nbytes: int) -> bool:
+        """Make room for ``nbytes``; earlier content is lost if the region has to grow. Returns whether it grew.
+
+        Raises ``OutOfSpace`` naming needed and available bytes before anything is mapped.
+        """
+        if self._owner_pid != os.getpid():
+            # The mapping is absent in a forked child: start afresh there.
+            self._view, self._touched, self._owner_pid = memoryview(b""), 0, os.getpid()
+        if nbytes <= self._view.nbytes:
+            return False
+        check_memory(nbytes - self._touched)
+        self._view = memoryview(b"")  # let the old region go before the new one is mapped
+        self._touched = 0
+        self._view = map_memory(nbytes, fork=False)
+        return True
+
+    def populate(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Touch the whole region, off the training path."""
+        if self._touched < self._view.nbytes:
+            populate(self._view[self._touched :], stop=stop)
+            self._touched = self._view.nbytes
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        return self._view[offset : offset + nbytes]
+
+    def mark_touched(self) -> None:
+        """The whole region has been written to by its user."""
+        self._touched = self._view.nbytes
+
+    def drop(self) -> None:
+        """Forget the region; it is unmapped when its last view goes away."""
+        self._view, self._touched = memoryview(b""), 0
+
+
+def check_memory(needed: int) -> None:
+    """Raise ``OutOfSpace`` if ``needed`` more bytes of host memory are clearly not there."""
+    free = available_memory()
+    if free is not None and needed > free:
+        raise OutOfSpace(
+            f"a snapshot needs {needed} more bytes of host memory but only {free} are available; "
+            "nothing was saved; free memory, or save a smaller state",
+            needed=needed,
+            free=free,
+            kind="host_memory",
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be allocated: the least of the system's and the control group's room, None if unknown."""
+    rooms = [room for room in (_system_room(), _cgroup_room()) if room is not None]
+    return min(rooms) if rooms else None
+
+
+def _system_room() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _cgroup_room() -> int | None:
+    pairs = (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    )
+    for limit_file, usage_file in pairs:
+        try:
+            limit = Path(limit_file).read_text().strip()
+            if limit == "max":
+                return None
+            return max(0, int(limit) - int(Path(usage_file).read_text()) + _cgroup_cache(limit_file))
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _cgroup_cache(limit_file: str) -> int:
+    """Page cache that the group counts as used but gives up under pressure."""
+    for line in (Path(limit_file).parent / "memory.stat").read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file"):
+            return int(value)
+    return 0

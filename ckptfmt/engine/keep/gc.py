@@ -1,0 +1,136 @@
+"""``gc``: a plan first, then exactly that plan. Deletes only keys that this catalog holds as aborted or retired."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ckptfmt.engine import verdicts
+from ckptfmt.engine.keep.recover import adopt
+from ckptfmt.engine.reports import GcItem, GcReport
+from ckptfmt.engine.site import Site
+from ckptfmt.engine.sweep import leftovers, sweep_aborted, sweep_retired
+from ckptfmt.errors import Conflict
+from ckptfmt.format import layout, verdict
+from ckptfmt.format.states import State
+from ckptfmt.ports.backend import ObjectInfo
+from ckptfmt.ports.catalog import GenerationRecord, RunRecord
+
+log = logging.getLogger("ckptfmt")
+
+GRACE = timedelta(hours=1)
+"""How long after retirement bytes stay, for readers that hold no row."""
+
+_SWEEPABLE = (State.ABORTED, State.RETIRED, State.DELETED)
+
+
+@dataclass(frozen=True)
+class _Due:
+    row: GenerationRecord
+    objects: tuple[ObjectInfo, ...]
+    reason: str
+
+
+def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
+    """Remove (or with ``dry_run`` list) what aborted and retired generations left on storage."""
+    catalog = site.sql()
+    now = catalog.database_now()
+    items: list[GcItem] = []
+    waiting: list[str] = []
+    adopted: list[int] = []
+    for run in catalog.runs():
+        if not dry_run:
+            for row in catalog.generations(run=run.name, states=[State.RETIRED]):
+                close_retired(site, row)
+        for due in _due(site, run, now, grace, waiting):
+            if dry_run:
+                items += _items(due, due.objects)
+                continue
+            removed, repaired = _sweep(site, run, due)
+            items += _items(due, removed)
+            adopted += [due.row.id] if repaired else []
+        items += _debris(site, run, dry_run=dry_run)
+    return GcReport(dry_run, tuple(items), tuple(unknown_folders(site)), tuple(waiting), tuple(adopted))
+
+
+def _due(site: Site, run: RunRecord, now: datetime, grace: timedelta, waiting: list[str]) -> list[_Due]:
+    due = []
+    for row in site.sql().generations(run=run.name, states=_SWEEPABLE):
+        if row.state is State.RETIRED:
+            ready = None if row.retired_at is None else row.retired_at + grace
+            if ready is None or ready > now:
+                waiting.append(
+                    f"{row.run} #{row.id} (due {ready:%Y-%m-%d %H:%M:%S} UTC)" if ready else f"{row.run} #{row.id}"
+                )
+                continue
+        found = tuple(leftovers(site, row))
+        if found or row.state is not State.DELETED:
+            reason = f"{row.state} {row.abort_reason or ''}".strip()
+            due.append(_Due(row, found, reason if row.state is not State.DELETED else "appeared after deletion"))
+    return due
+
+
+def _sweep(site: Site, run: RunRecord, due: _Due) -> tuple[tuple[ObjectInfo, ...], bool]:
+    row = due.row
+    if row.state is State.ABORTED:
+        swept = sweep_aborted(site, row)
+        if swept.adopted:
+            log.error(
+                "generation %d of run %r was aborted in the catalog but storage proves it: adopting", row.id, run.name
+            )
+            adopt(site, row, fence=run.fence)
+        return swept.objects, swept.adopted
+    return sweep_retired(site, row).objects, False
+
+
+def retire(site: Site, generation_id: int) -> GenerationRecord:
+    """Take a generation out of the committed ones; its bytes go with a later gc, after the grace.
+
+    ``Conflict`` says which rule protects it: newest proven, pinned, tagged, being read, restored from by a live
+    launch, or a run under retention hold.
+    """
+    row = site.sql().retire(generation_id)
+    close_retired(site, row)
+    return row
+
+
+def close_retired(site: Site, row: GenerationRecord) -> None:
+    """Make the tombstone durable before anything goes."""
+    if row.retired_at is None:
+        raise Conflict(f"generation {row.id} is {row.state} without a time")
+    stone = verdict.Retired(
+        repository=site.repository,
+        run=row.run,
+        id=row.id,
+        key=row.key,
+        retired_at=verdict.timestamp(row.retired_at),
+    )
+    site.backend.create(f"{verdicts.folder_of(row)}/{layout.RETIRED}", verdict.encode_retired(stone))
+
+
+def _debris(site: Site, run: RunRecord, *, dry_run: bool) -> list[GcItem]:
+    """Temporary objects of creates that never finished. Only where no launch is alive to be writing them."""
+    if site.sql().live_launch(run.name) is not None:
+        return []
+    found = site.backend.sweep_debris(layout.run_folder(run.key), dry_run=dry_run)
+    return [GcItem(0, run.name, info.key, info.nbytes, "unfinished create") for info in found]
+
+
+def unknown_folders(site: Site) -> list[str]:
+    """Generation folders that no row of this catalog explains: reported, never deleted."""
+    catalog = site.sql()
+    known = {run.key for run in catalog.runs()}
+    unknown = []
+    for run_key in site.backend.list_folders(layout.RUNS):
+        if run_key not in known:
+            unknown.append(layout.run_folder(run_key))
+            continue
+        for key in site.backend.list_folders(layout.run_folder(run_key)):
+            if key != "commits" and catalog.generation_by_key(key) is None:
+                unknown.append(layout.generation_folder(run_key, key))
+    return unknown
+
+
+def _items(due: _Due, objects: tuple[ObjectInfo, ...]) -> list[GcItem]:
+    return [GcItem(due.row.id, due.row.run, info.key, info.nbytes, due.reason) for info in objects]

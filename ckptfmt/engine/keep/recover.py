@@ -1,0 +1,181 @@
+"""Settle what earlier launches left: finish what is complete, abort the rest, adopt what storage proves.
+
+Called by a takeover before it restores, and by ``recover``. Idempotent: a second call finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+
+from ckptfmt.engine import protocol, verdicts
+from ckptfmt.engine.opened import open_proven, read_manifest
+from ckptfmt.engine.reports import RecoverAction, RecoverReport
+from ckptfmt.engine.site import Site
+from ckptfmt.errors import BackendError, CkptError, Conflict, FormatError, Mismatch, NotFound, SaveFailed
+from ckptfmt.format.states import State
+from ckptfmt.ports.catalog import AdoptFacts, GenerationRecord, LaunchRecord
+
+log = logging.getLogger("ckptfmt")
+
+Acquire = Callable[[str, str], LaunchRecord]
+"""(run, token) -> the run's lease, without waiting for a live holder (``Conflict`` then)."""
+
+_UNFINISHED = (State.WRITING, State.DURABLE)
+_SETTLE_SECONDS = 60.0
+
+
+def recover(site: Site, run: str | None, *, dry_run: bool, acquire: Acquire) -> RecoverReport:
+    """Recover one run, or every run. Only finishes proofs while a live launch holds the run."""
+    actions: list[RecoverAction] = []
+    for record in site.sql().runs():
+        if run is not None and record.name != run:
+            continue
+        actions += prove_committed(site, record.name, dry_run=dry_run)
+        actions += _settle_run(site, record.name, dry_run=dry_run, acquire=acquire)
+    return RecoverReport(dry_run, tuple(actions))
+
+
+def _settle_run(site: Site, run: str, *, dry_run: bool, acquire: Acquire) -> list[RecoverAction]:
+    catalog = site.sql()
+    rows = catalog.generations(run=run, states=_UNFINISHED)
+    if not rows:
+        return []
+    if dry_run:
+        holder = catalog.live_launch(run)
+        return [_plan(site, row, holder) for row in rows]
+    try:
+        launch = acquire(run, secrets.token_hex(16))
+    except Conflict as held:
+        return [_action(row, "left", str(held)) for row in rows]
+    try:
+        return settle_older(site, run, launch)
+    finally:
+        catalog.close_launch(launch.id)
+
+
+def settle_older(site: Site, run: str, launch: LaunchRecord) -> list[RecoverAction]:
+    """Settle every ``writing`` or ``durable`` row of launches with a lower fence, oldest first."""
+    rows = [row for row in site.sql().generations(run=run, states=_UNFINISHED) if row.fence < launch.fence]
+    return [settle(site, row, fence=launch.fence) for row in sorted(rows, key=lambda row: row.id)]
+
+
+def settle(site: Site, row: GenerationRecord, *, fence: int) -> RecoverAction:
+    """Bring one unfinished row of a fenced launch to its verdict."""
+    adopted = _adopt_if_proven(site, row, fence)
+    if adopted is not None:
+        return adopted
+    try:
+        finished = _finish(site, row, fence)
+    except (NotFound, FormatError, Mismatch, SaveFailed) as error:
+        site.sql().abort(row.id, stage="recover", rank=None, reason=f"incomplete: {error}"[:1000], fence=fence)
+        log.warning("generation %d of run %r (step %d) aborted: %s", row.id, row.run, row.step, error)
+        return _action(row, "aborted", str(error))
+    log.warning("generation %d of run %r (step %d) was complete and is now committed", row.id, row.run, row.step)
+    return _action(finished, "committed", "every rank's data was durable")
+
+
+def _finish(site: Site, row: GenerationRecord, fence: int) -> GenerationRecord:
+    """C3 to C5 for a generation whose ranks were all durable. Raises what shows that it is incomplete."""
+    until = time.monotonic() + _SETTLE_SECONDS
+    if row.state is State.WRITING:
+        ranks = site.sql().ranks(row.id)
+        silent = [rank.rank for rank in ranks if rank.state != "durable"]
+        if silent or len(ranks) != row.world_size:
+            raise SaveFailed(
+                f"ranks {silent or 'unknown'} never acknowledged", stage="recover", key=row.key, generation_id=row.id
+            )
+        row = protocol.merge(site, row, parent=protocol.parent_of(site, row), fence=fence)
+    else:
+        _check_whole(site, row)
+    row = protocol.commit(site, row, fence=fence, until=until)
+    return protocol.prove(site, row)
+
+
+def _check_whole(site: Site, row: GenerationRecord) -> None:
+    """The manifest with equal digest, and every pack with its length."""
+    if row.manifest_name is None or row.manifest_digest is None:
+        raise NotFound(f"generation {row.id} is {row.state} without a manifest")
+    folder = verdicts.folder_of(row)
+    manifest = read_manifest(site, folder, row.manifest_name, row.manifest_digest, row.key)
+    protocol.check_packs(site, folder, manifest)
+
+
+def _adopt_if_proven(site: Site, row: GenerationRecord, fence: int) -> RecoverAction | None:
+    """A verdict that is on storage already decides: committed is adopted, aborted aborts the row."""
+    folder = verdicts.folder_of(row)
+    found = verdicts.read_commit(site.backend, folder)
+    if found is None or not verdicts.belongs(found, site, row):
+        return None
+    if found.verdict == "aborted":
+        site.sql().abort(row.id, stage="recover", rank=None, reason=found.reason or "aborted", fence=fence)
+        return _action(row, "aborted", "storage holds an aborted verdict")
+    adopt(site, row, fence=fence)
+    return _action(row, "adopted", "storage proves that it was committed")
+
+
+def adopt(site: Site, row: GenerationRecord, *, fence: int) -> GenerationRecord:
+    """Repair a row whose storage holds a valid committed verdict."""
+    folder = verdicts.folder_of(row)
+    found = verdicts.read_commit(site.backend, folder)
+    if found is None or found.manifest is None or found.commit_seq is None:
+        raise NotFound(f"{site.backend.url}/{folder} holds no committed verdict")
+    opened = open_proven(site, folder, found)
+    ref = found.manifest
+    facts = protocol.durable_facts(opened.manifest, row.key, ref.name, ref.digest, ref.bytes)
+    if opened.info.committed_at is None:
+        raise FormatError(f"{site.backend.url}/{folder}: a committed verdict without a time")
+    adopted = site.sql().adopt(
+        row.id,
+        AdoptFacts(
+            commit_seq=found.commit_seq,
+            committed_at=opened.info.committed_at,
+            commit_fence=found.fence,
+            epoch=found.epoch,
+            durable=facts,
+        ),
+        fence=fence,
+    )
+    return protocol.prove(site, adopted)
+
+
+def prove_committed(site: Site, run: str, *, dry_run: bool) -> list[RecoverAction]:
+    """Finish C5 of committed rows. Anyone may: after reading the manifest with equal digest and seeing every pack."""
+    actions = []
+    for row in site.sql().unproven(run):
+        if dry_run:
+            actions.append(_action(row, "proved", "COMMIT.json is missing"))
+            continue
+        try:
+            _check_whole(site, row)
+        except (NotFound, FormatError, BackendError) as error:
+            log.error("generation %d of run %r is committed but cannot be proved: %s", row.id, run, error)
+            actions.append(_action(row, "left", f"cannot be proved: {error}"))
+            continue
+        proved = protocol.prove(site, row)
+        done = proved.proven_at is not None
+        actions.append(_action(row, "proved" if done else "left", "COMMIT.json was missing"))
+    return actions
+
+
+def _plan(site: Site, row: GenerationRecord, holder: LaunchRecord | None) -> RecoverAction:
+    """What ``settle`` would do, without doing it."""
+    if holder is not None and row.fence >= holder.fence:
+        return _action(row, "left", f"{holder.host}:{holder.pid} is writing it")
+    try:
+        found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
+        if found is not None and verdicts.belongs(found, site, row):
+            return _action(row, "adopted" if found.verdict == "committed" else "aborted", "storage holds a verdict")
+        if row.state is State.DURABLE:
+            _check_whole(site, row)
+        else:
+            protocol.read_parts(site, row, site.sql().ranks(row.id))
+    except CkptError as error:
+        return _action(row, "aborted", str(error))
+    return _action(row, "committed", "every rank's data is durable")
+
+
+def _action(row: GenerationRecord, action: str, reason: str) -> RecoverAction:
+    return RecoverAction(row.id, row.run, row.step, action, reason)

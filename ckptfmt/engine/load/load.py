@@ -1,0 +1,53 @@
+"""``load``: build a state, or a part of one, from a committed generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ckptfmt.engine.families import Families
+from ckptfmt.engine.load.build import Builder, mentions_torch, prune, read_entries, wanted_entries
+from ckptfmt.engine.load.names import Patterns, Selection
+from ckptfmt.engine.opened import Opened
+from ckptfmt.errors import Mismatch
+from ckptfmt.format import tree
+
+Framework = Literal["saved", "torch", "numpy"]
+FamiliesFor = Callable[..., Families]
+"""``connect.families_for``: (framework, saved_torch=) -> Families."""
+
+
+def load_state(
+    opened: Opened,
+    families_for: FamiliesFor,
+    *,
+    subtree: str | None = None,
+    keys: Patterns | None = None,
+    exclude: Patterns | None = None,
+    device: Any | None = None,
+    framework: Framework = "saved",
+    verify: bool = True,
+    rank: int = 0,
+) -> Any:
+    """Return the saved state, or the part at ``subtree``, with the tensors that ``keys`` and ``exclude`` select.
+
+    ``NotFound`` (near names) for an unknown subtree, ``Mismatch`` if the patterns match no tensor, ``Corrupt``
+    naming tensor, object and offset for damaged bytes.
+    """
+    root = opened.common if subtree is None else _subtree(opened, subtree, rank)
+    selection = Selection(keys, exclude)
+    node = prune(root, selection.wants, lambda slot: opened.slot(slot, rank))
+    entries = wanted_entries(opened, [node], rank)
+    if not selection.everything and not entries and wanted_entries(opened, [root], rank):
+        raise Mismatch(
+            f"{opened.name}: no tensor matches keys={keys!r}, exclude={exclude!r}; see `ckptfmt inspect`",
+            kind="nothing_loaded",
+        )
+    families = families_for(framework, saved_torch=mentions_torch(node))
+    memory = read_entries(opened, entries, verify=verify)
+    return Builder(opened, families, memory, rank=rank, framework=framework, device=device).value(node)
+
+
+def _subtree(opened: Opened, dotted: str, rank: int) -> tree.Node:
+    inlined = prune(opened.common, lambda name: True, lambda slot: opened.slot(slot, rank))
+    return tree.subtree(inlined, dotted)

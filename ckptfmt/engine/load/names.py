@@ -1,0 +1,150 @@
+"""Dotted names of a saved tree: which of them are wanted, and what they are called in the live state."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfmt.errors import InvalidInput, Mismatch
+from ckptfmt.format import tree
+
+Patterns = str | Sequence[str]
+Rename = Mapping[str, str] | Callable[[str], str]
+
+_PAIRS = {"dict": None, "odict": None, "counter": None, "state_dict": 0, "defaultdict": 1}
+
+
+def as_patterns(given: Patterns | None, what: str) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    patterns = (given,) if isinstance(given, str) else tuple(given)
+    if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise InvalidInput(f"{what}={given!r}: give one or more patterns, such as 'model.*' ('*' crosses dots)")
+    return patterns
+
+
+class Selection:
+    """``keys`` and ``exclude`` as one question. ``fnmatchcase`` on dotted names; ``*`` crosses dots."""
+
+    def __init__(self, keys: Patterns | None = None, exclude: Patterns | None = None) -> None:
+        self._keys = as_patterns(keys, "keys")
+        self._exclude = as_patterns(exclude, "exclude")
+
+    @property
+    def everything(self) -> bool:
+        return self._keys is None and self._exclude is None
+
+    def wants(self, name: str) -> bool:
+        if self._keys is not None and not any(fnmatch.fnmatchcase(name, pattern) for pattern in self._keys):
+            return False
+        return self._exclude is None or not any(fnmatch.fnmatchcase(name, pattern) for pattern in self._exclude)
+
+    def wants_all(self, path: str, names: Sequence[str]) -> bool:
+        """Whether something that is restored as a whole is wanted; ``InvalidInput`` if only a part of it is."""
+        if self.everything or self.wants(path):
+            return True
+        wanted = sum(map(self.wants, names))
+        if 0 < wanted < len(names):
+            raise InvalidInput(
+                f"{path or 'the state'} is restored as a whole, but the patterns select {wanted} of its {len(names)} "
+                f"values; select {path!r} itself, or none of it"
+            )
+        return wanted > 0
+
+
+def walk(node: tree.Node, path: str = "") -> Iterator[tuple[str, tree.Node, bool]]:
+    """Yield (dotted path, node, is a leaf) for ``node`` and everything below, containers first."""
+    children = _children(node, path)
+    yield path, node, children is None
+    for where, child in children or ():
+        yield from walk(child, where)
+
+
+def _children(node: tree.Node, path: str) -> list[tuple[str, tree.Node]] | None:
+    """The children of a container by path; None for a leaf and for an empty container (which stands for itself)."""
+    if isinstance(node, list):
+        return [(tree.join(path, number), child) for number, child in enumerate(node)] or None
+    if not isinstance(node, dict) or len(node) != 1:
+        return None
+    ((tag, payload),) = node.items()
+    if tag == "stateful":
+        return _children(payload[3], path)
+    if tag == "tuple":
+        return _children(payload, path)
+    if tag in _PAIRS:
+        position = _PAIRS[tag]
+        pairs = payload if position is None else payload[position]
+        return [(tree.join(path, tree.decode(key, _no_leaf)), child) for key, child in pairs] or None
+    return None
+
+
+def leaf_paths(node: tree.Node, path: str) -> list[str]:
+    """Dotted paths of everything below ``node`` that is no container."""
+    return [where for where, _, leaf in walk(node, path) if leaf]
+
+
+@dataclass(frozen=True)
+class NodeMap:
+    """A saved tree by the names that its places have in the live state."""
+
+    nodes: Mapping[str, tree.Node]
+    leaves: tuple[str, ...]
+
+
+def rename_nodes(root: tree.Node, rename: Rename, slot: Callable[[tree.Node], tree.Node]) -> NodeMap:
+    """Rename every place of a saved tree. Two leaves that get one name are a ``Mismatch`` naming both.
+
+    A mapping renames dotted prefixes, the longest that fits: ``{"model": "net", "model.head": "head"}``.
+    """
+    change = _by_prefix(rename) if isinstance(rename, Mapping) else rename
+    nodes: dict[str, tree.Node] = {}
+    origin: dict[str, str] = {}
+    problems: list[str] = []
+    for path, node, leaf in _through_slots(root, slot):
+        new = change(path) if path else path
+        if not isinstance(new, str):
+            raise InvalidInput(f"rename({path!r}) returned {new!r}; it must return the live name, a string")
+        if not leaf:
+            nodes.setdefault(new, node)
+            continue
+        if new in origin:
+            problems.append(f"{origin[new]} and {path} both become {new}")
+        origin[new] = path
+        nodes[new] = node
+    if problems:
+        raise Mismatch("rename gives several saved values one name; make it one-to-one:", tuple(problems))
+    return NodeMap(nodes, tuple(origin))
+
+
+def _through_slots(root: tree.Node, slot: Callable[[tree.Node], tree.Node]) -> Iterator[tuple[str, tree.Node, bool]]:
+    for path, node, leaf in walk(root):
+        resolved = slot(node) if leaf else node
+        if resolved is node:
+            yield path, node, leaf
+        else:
+            yield from walk(resolved, path)
+
+
+def _by_prefix(rename: Mapping[str, str]) -> Callable[[str], str]:
+    prefixes = sorted(
+        ((old.rstrip("."), new.rstrip(".")) for old, new in rename.items()), key=lambda pair: -len(pair[0])
+    )
+
+    def change(path: str) -> str:
+        for old, new in prefixes:
+            if path == old:
+                return new
+            if not old:
+                return f"{new}.{path}" if new else path
+            if path.startswith(f"{old}."):
+                rest = path[len(old) + 1 :]
+                return f"{new}.{rest}" if new else rest
+        return path
+
+    return change
+
+
+def _no_leaf(tag: str, payload: Any) -> Any:
+    raise InvalidInput(f"a {tag} cannot be a mapping's key")

@@ -1,0 +1,178 @@
+"""``restore``: fill a live state in place from a committed generation.
+
+Everything is decided from the manifest, then all bytes are read and verified, and only then is anything
+copied: if a step fails, live objects are as they were. (With ``atomic=False`` verified bytes go straight
+into the live tensors, and an error says which were already changed.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfmt.engine.arena import Arena, address_of, map_memory
+from ckptfmt.engine.assemble import cut
+from ckptfmt.engine.families import Families
+from ckptfmt.engine.load.build import Builder, Memory, read_entries, wanted_entries
+from ckptfmt.engine.load.match import Fill, Matcher, RestorePlan
+from ckptfmt.engine.load.names import Patterns, Rename, Selection, rename_nodes
+from ckptfmt.engine.load.window import fill_through_window
+from ckptfmt.engine.opened import Opened
+from ckptfmt.engine.reports import RestoreReport
+from ckptfmt.engine.transfer import copy_memory
+from ckptfmt.errors import CkptError, Mismatch
+from ckptfmt.ports.arrays import ArrayFamily
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    strict: bool = True
+    cast: bool = False
+    keys: Patterns | None = None
+    rename: Rename | None = None
+    atomic: bool = True
+    rank: int = 0
+
+
+def restore_state(
+    opened: Opened, into: Any, families: Families, options: RestoreOptions, *, arena: Arena | None = None
+) -> RestoreReport:
+    """Fill ``into``. ``Mismatch`` lists every difference before anything is read or touched.
+
+    With ``arena`` the bytes land there: aligned, already touched, and needed for the next save anyway.
+    """
+    began = time.perf_counter()
+    plan = plan_restore(opened, into, families, options)
+    nbytes = _execute(opened, plan, families, options, arena)
+    return RestoreReport(
+        generation_id=opened.info.id,
+        run=opened.info.run,
+        step=opened.info.step,
+        metadata=opened.metadata(),
+        nbytes=nbytes,
+        seconds=time.perf_counter() - began,
+        loaded=tuple(plan.loaded),
+        missing=tuple(plan.missing),
+        unexpected=tuple(plan.unexpected),
+        cast=tuple(plan.cast),
+        skipped=tuple(plan.skipped),
+    )
+
+
+def plan_restore(opened: Opened, into: Any, families: Families, options: RestoreOptions) -> RestorePlan:
+    """Decide from the manifest what a restore would do. Touches nothing."""
+    renamed = None
+    if options.rename is not None:
+        renamed = rename_nodes(opened.common, options.rename, lambda node: opened.slot(node, options.rank))
+    matcher = Matcher(
+        opened,
+        families,
+        families.expand(into),
+        rank=options.rank,
+        cast=options.cast,
+        selection=Selection(options.keys),
+        renamed=renamed,
+    )
+    plan = matcher.run(into)
+    problems = list(plan.problems)
+    if options.strict:
+        problems += [f"{path}: not in the checkpoint (missing)" for path in plan.missing]
+        problems += [f"{path}: in the checkpoint only (unexpected)" for path in plan.unexpected]
+    if problems:
+        advice = "; strict=False restores what fits and reports the rest" if not plan.problems else ""
+        raise Mismatch(f"{opened.name} does not fit the live state; nothing was changed{advice}:", tuple(problems))
+    if not plan.loaded:
+        raise Mismatch(
+            f"{opened.name}: not one of its values matches the live state; nothing was changed; check names, keys= and "
+            "rename=",
+            tuple(f"{path}: unexpected" for path in plan.unexpected[:20]),
+            kind="nothing_loaded",
+        )
+    return plan
+
+
+def _execute(
+    opened: Opened, plan: RestorePlan, families: Families, options: RestoreOptions, arena: Arena | None
+) -> int:
+    nodes = [item.node for item in (*plan.assigns, *plan.applies)]
+    built = read_entries(opened, wanted_entries(opened, nodes, options.rank))
+    changed: list[str] = []
+    if options.atomic:
+        target = map_memory if arena is None else _arena_memory(arena)
+        memory = read_entries(opened, [fill.row for fill in plan.fills], memory=target)
+        builder = Builder(opened, families, built, rank=options.rank)
+        values = [builder.value(item.node) for item in plan.applies]
+        items = [builder.value(item.node) for item in plan.assigns]
+        _fill(plan.fills, memory)
+    else:
+        builder = Builder(opened, families, built, rank=options.rank)
+        values = [builder.value(item.node) for item in plan.applies]
+        items = [builder.value(item.node) for item in plan.assigns]
+        try:
+            fill_through_window(opened, plan.fills, changed)
+        except CkptError as error:
+            if changed:
+                error.add_note(f"already changed (atomic=False): {', '.join(changed)}")
+            raise
+    changed += [fill.path for fill in plan.fills]
+    _apply(plan, values, items, changed)
+    return sum(fill.row.nbytes for fill in plan.fills) + sum(
+        entry.nbytes for entry in wanted_entries(opened, nodes, options.rank)
+    )
+
+
+def _arena_memory(arena: Arena) -> Callable[[int], memoryview]:
+    def reserve(nbytes: int) -> memoryview:
+        arena.reserve(nbytes)
+        return arena.view(0, nbytes)
+
+    return reserve
+
+
+def _fill(fills: Sequence[Fill], memory: Memory) -> None:
+    """Copy verified bytes into the live tensors: dense host memory with our own threads, the rest by its family."""
+    moves: list[tuple[int, int, int]] = []
+    others: dict[int, tuple[ArrayFamily, list[tuple[Any, memoryview]]]] = {}
+    for fill in fills:
+        if not fill.row.nbytes:
+            continue
+        host = cut(memory.bytes_of(fill.row), fill.row.shape, fill.row.dtype, fill.start, fill.size)
+        address = None if fill.cast else fill.family.host_address(fill.value)
+        if fill.cast:
+            fill.family.fill_cast(fill.value, fill.row.dtype, host)
+        elif address is not None:
+            moves.append((address, address_of(host), host.nbytes))
+        else:
+            others.setdefault(id(fill.family), (fill.family, []))[1].append((fill.value, host))
+    captures = [family.fill(pairs) for family, pairs in others.values()]
+    copy_memory(moves)
+    for capture in captures:
+        capture.wait()
+
+
+def _apply(plan: RestorePlan, values: Sequence[Any], items: Sequence[Any], changed: list[str]) -> None:
+    """Hand objects their states, assign plain values, and set random generators last."""
+    order = sorted(zip(plan.applies, values, strict=True), key=lambda pair: pair[0].kind == "rng")
+    for item, value in order:
+        if item.kind != "rng":
+            _call(item.path, item.apply, value, changed)
+    for assign, value in zip(plan.assigns, items, strict=True):
+        assign.put(value)
+        changed.append(assign.path)
+    for finish in plan.finish:
+        finish()
+    for item, value in order:
+        if item.kind == "rng":
+            _call(item.path, item.apply, value, changed)
+
+
+def _call(path: str, apply: Callable[[Any], None], value: Any, changed: list[str]) -> None:
+    try:
+        apply(value)
+    except Exception as error:
+        note = f"{path or 'the state'}: load_state_dict failed during a restore"
+        error.add_note(f"{note}; already changed: {', '.join(changed) or 'nothing'}")
+        raise
+    changed.append(path)

@@ -1,0 +1,164 @@
+"""A committed generation, opened: its manifest read and proven, every pack present with its length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ckptfmt.engine import protocol, verdicts
+from ckptfmt.engine.read import StoredBox
+from ckptfmt.engine.reports import GenerationInfo
+from ckptfmt.engine.site import Site
+from ckptfmt.errors import Corrupt, FormatError, Mismatch, NotCommitted, NotFound
+from ckptfmt.format import layout, tree, verdict
+from ckptfmt.format.index import Index, TensorEntry
+from ckptfmt.format.manifest import Manifest, decode_manifest, manifest_digest
+from ckptfmt.ports.catalog import GenerationRecord
+
+MANIFEST_BYTES_MAX = 256 << 20
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What readers work on. ``folder`` is the generation's key prefix ('' for a folder opened by itself)."""
+
+    site: Site
+    folder: str
+    info: GenerationInfo
+    manifest: Manifest
+
+    @cached_property
+    def index(self) -> Index:
+        return Index(self.manifest)
+
+    @property
+    def common(self) -> tree.Node:
+        return self.manifest.trees.common
+
+    @property
+    def name(self) -> str:
+        return f"generation {self.info.id} of run {self.info.run!r}"
+
+    def slot(self, node: tree.Node, rank: int) -> tree.Node:
+        """What ``rank`` kept where ``node`` is a per-rank slot; any other node is returned as it is."""
+        if not isinstance(node, dict) or "per_rank" not in node:
+            return node
+        if len(self.manifest.ranks) != 1:
+            raise Mismatch(
+                f"{self.name} was saved by {len(self.manifest.ranks)} ranks and holds values of each by itself "
+                f"({node['per_rank']}); this version restores such values at world size 1 only from a save of world "
+                "size 1; leave them out with keys= or exclude="
+            )
+        return self.manifest.trees.per_rank[str(rank)][node["per_rank"]]
+
+    def tensor(self, name: str, rank: int | None = None) -> TensorEntry:
+        return self.index.find(name, rank)
+
+    def metadata(self) -> Any:
+        """The user's metadata, rebuilt."""
+        return tree.decode(self.manifest.metadata, _no_tensors, lenient=True)
+
+    def boxes(self, entry: TensorEntry) -> list[StoredBox]:
+        """Where the boxes of a tensor are, for the read pipeline."""
+        return [
+            StoredBox(
+                tensor=entry.name,
+                start=box.start,
+                size=box.size,
+                pack=self.pack_key(box.pack.name, box.pack.generation),
+                pack_bytes=box.pack.nbytes,
+                offset=box.offset,
+                nbytes=box.nbytes,
+                digests=box.digests,
+                chunk_bytes=self.manifest.chunk_bytes,
+            )
+            for box in entry.boxes
+        ]
+
+    def pack_key(self, name: str, generation: str | None) -> str:
+        place = self.folder if generation is None else f"{self.folder.rpartition('/')[0]}/{generation}"
+        return f"{place}/{name}" if place else name
+
+
+def _no_tensors(tag: str, payload: Any) -> Any:
+    raise FormatError(f"metadata holds a {tag}, which it must not")
+
+
+def open_row(site: Site, row: GenerationRecord) -> Opened:
+    """Open what the catalog calls committed. ``Corrupt`` or ``NotFound`` name the object that is damaged or gone."""
+    if row.manifest_name is None or row.manifest_digest is None:
+        raise NotCommitted(f"generation {row.id} of run {row.run!r} is {row.state}, not committed; nothing to read")
+    folder = verdicts.folder_of(row)
+    manifest = read_manifest(site, folder, row.manifest_name, row.manifest_digest, row.key)
+    protocol.check_packs(site, folder, manifest)
+    return Opened(site, folder, GenerationInfo.of(row), manifest)
+
+
+def open_proven(site: Site, folder: str, commit: verdict.Commit) -> Opened:
+    """Open what COMMIT.json proves, without a catalog."""
+    if commit.verdict != "committed" or commit.manifest is None:
+        raise NotCommitted(f"{folder or site.backend.url}: generation {commit.id} was aborted: {commit.reason}")
+    if verdicts.read_retired(site.backend, folder) is not None:
+        raise NotCommitted(
+            f"{folder or site.backend.url}: generation {commit.id} of run {commit.run!r} was retired; its bytes may be gone"
+        )
+    manifest = read_manifest(site, folder, commit.manifest.name, commit.manifest.digest, commit.key)
+    protocol.check_packs(site, folder, manifest)
+    return Opened(site, folder, info_of(commit, manifest), manifest)
+
+
+def info_of(commit: verdict.Commit, manifest: Manifest | None = None) -> GenerationInfo:
+    """What a committed verdict tells of its generation."""
+    from datetime import datetime  # only by proof
+
+    def moment(text: str | None) -> datetime | None:
+        return None if text is None else datetime.fromisoformat(text)
+
+    return GenerationInfo(
+        id=commit.id,
+        key=commit.key,
+        run=commit.run,
+        step=commit.step,
+        state=commit.verdict,
+        nbytes=None if manifest is None else manifest.nbytes,
+        tags=(),
+        parent_key=commit.parent,
+        commit_seq=commit.commit_seq,
+        world_size=None if manifest is None else len(manifest.ranks),
+        created_at=None if manifest is None else moment(manifest.created_at),
+        durable_at=None,
+        committed_at=moment(commit.committed_at),
+        proven_at=moment(commit.committed_at),
+        stall_seconds=None,
+        abort_reason=commit.reason,
+    )
+
+
+def read_manifest(site: Site, folder: str, name: str, digest: str, key: str) -> Manifest:
+    """Read a manifest and compare its stored bytes with the digest that the commit recorded."""
+    where = f"{folder}/{name}" if folder else name
+    layout.validate_plain_name(name)
+    try:
+        stored = site.backend.read(where, limit=MANIFEST_BYTES_MAX)
+    except NotFound as error:
+        raise NotFound(
+            f"{site.backend.url}: the manifest {where} is not there; restore an older generation with at=..., or put "
+            "the object back from a copy",
+            kind="object_missing",
+        ) from error
+    if manifest_digest(stored) != digest:
+        raise Corrupt(
+            f"{site.backend.url}: the bytes of {where} hash to {manifest_digest(stored)}, recorded is {digest}; restore "
+            "an older generation with at=..., or put the object back from a copy",
+            object=where,
+        )
+    try:
+        manifest = decode_manifest(stored)
+    except FormatError as error:
+        raise type(error)(f"{site.backend.url}: {where}: {error}") from error
+    if manifest.key != key:
+        raise Corrupt(
+            f"{site.backend.url}: {where} is the manifest of generation {manifest.key}, not of {key}", object=where
+        )
+    return manifest

@@ -1,0 +1,163 @@
+"""Reading packs: ranges into aligned memory on several threads, every chunk compared with its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ckptfmt.engine.plan import align_down, align_up
+from ckptfmt.engine.transfer import IO_BYTES, run_all, thread_count
+from ckptfmt.errors import Corrupt
+from ckptfmt.format import checksum
+from ckptfmt.ports.backend import Backend
+
+_GAP_BYTES = 64 << 10
+"""Wanted boxes closer than this are read through: one request costs more than the bytes between."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBox:
+    """One box as the manifest records it: where its bytes are, and what they must hash to."""
+
+    tensor: str
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    pack: str
+    """Object key of the pack."""
+    pack_bytes: int
+    offset: int
+    nbytes: int
+    digests: tuple[bytes, ...]
+    """One for each chunk."""
+    chunk_bytes: int
+
+
+@dataclass(frozen=True)
+class Region:
+    """A range of a pack that lies in memory as in the file; ``boxes`` are those wanted from it, by offset."""
+
+    pack: str
+    start: int
+    stop: int
+    memory_offset: int
+    boxes: tuple[StoredBox, ...]
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    regions: tuple[Region, ...]
+    memory_bytes: int
+    """Size of the memory that ``read_regions`` fills: aligned regions one after another."""
+    wanted_bytes: int
+
+
+@dataclass(frozen=True)
+class ReadUnit:
+    """One read, rounded out to whole pages, and the chunks that it completes."""
+
+    start: int
+    stop: int
+    chunks: tuple[tuple[StoredBox, int, int, int], ...]
+    """(box, chunk number, file offset, bytes)"""
+
+
+def plan_reads(boxes: Iterable[StoredBox]) -> ReadPlan:
+    """Gather ``boxes`` into aligned regions, pack by pack."""
+    by_pack: dict[str, list[StoredBox]] = {}
+    for box in boxes:
+        if box.nbytes:
+            by_pack.setdefault(box.pack, []).append(box)
+    regions: list[Region] = []
+    memory = wanted = 0
+    for pack in sorted(by_pack):
+        for group in _grouped(sorted(by_pack[pack], key=lambda box: box.offset)):
+            start = align_down(group[0].offset)
+            stop = min(align_up(group[-1].offset + group[-1].nbytes), group[-1].pack_bytes)
+            regions.append(Region(pack, start, stop, memory, tuple(group)))
+            memory += align_up(stop - start)
+            wanted += sum(box.nbytes for box in group)
+    return ReadPlan(tuple(regions), memory, wanted)
+
+
+def _grouped(boxes: Sequence[StoredBox]) -> list[list[StoredBox]]:
+    groups: list[list[StoredBox]] = []
+    end = -1
+    for box in boxes:
+        if groups and box.offset - end <= _GAP_BYTES:
+            groups[-1].append(box)
+        else:
+            groups.append([box])
+        end = box.offset + box.nbytes
+    return groups
+
+
+def box_view(memory: memoryview, region: Region, box: StoredBox) -> memoryview:
+    """The bytes of ``box`` in the memory that ``read_regions`` filled."""
+    begin = region.memory_offset + box.offset - region.start
+    return memory[begin : begin + box.nbytes]
+
+
+def read_regions(
+    backend: Backend,
+    plan: ReadPlan,
+    memory: memoryview,
+    *,
+    verify: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Fill ``memory``. The first damaged chunk raises ``Corrupt`` naming tensor, object and offset.
+
+    ``progress`` is called from worker threads with the bytes of each finished unit.
+    """
+
+    def read(region: Region, unit: ReadUnit) -> None:
+        at = region.memory_offset - region.start
+        backend.read_into(region.pack, unit.start, memory[at + unit.start : at + unit.stop])
+        if verify:
+            for box, number, offset, nbytes in unit.chunks:
+                check_chunk(box, number, offset, memory[at + offset : at + offset + nbytes])
+        if progress is not None:
+            progress(sum(nbytes for *_, nbytes in unit.chunks))
+
+    tasks = [
+        lambda region=region, unit=unit: read(region, unit)  # type: ignore[misc]
+        for region in plan.regions
+        for unit in read_units(region)
+    ]
+    run_all(tasks, threads=thread_count(), name="ckptfmt-read")
+
+
+def read_units(region: Region) -> list[ReadUnit]:
+    """Cut a region between chunks into reads of about ``IO_BYTES``, each rounded out to whole pages."""
+    units: list[ReadUnit] = []
+    chunks: list[tuple[StoredBox, int, int, int]] = []
+    begin = region.start
+
+    def flush(end: int) -> None:
+        units.append(ReadUnit(align_down(begin), min(align_up(end), region.stop), tuple(chunks)))
+
+    for box in region.boxes:
+        for number, (inner, nbytes) in enumerate(checksum.chunk_spans(box.nbytes, box.chunk_bytes)):
+            offset = box.offset + inner
+            if chunks and offset + nbytes - begin > IO_BYTES:
+                flush(chunks[-1][2] + chunks[-1][3])
+                chunks, begin = [], offset
+            chunks.append((box, number, offset, nbytes))
+    if chunks:
+        flush(chunks[-1][2] + chunks[-1][3])
+    return units
+
+
+def check_chunk(box: StoredBox, number: int, offset: int, data: memoryview) -> None:
+    """Compare one chunk with its recorded digest."""
+    expected = box.digests[number]
+    found = checksum.digest(data)
+    if found != expected:
+        raise Corrupt(
+            f"tensor {box.tensor!r}: the bytes at offset {offset} of {box.pack} ({len(data)} bytes) hash to "
+            f"{found.hex()}, recorded is {expected.hex()}; run `ckptfmt verify`, then restore an older generation "
+            "with at=... or recover the object from a copy",
+            object=box.pack,
+            tensor=box.tensor,
+            offset=offset,
+        )

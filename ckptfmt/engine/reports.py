@@ -1,0 +1,209 @@
+"""Frozen answers for programs and people: the library returns them, the CLI prints them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from ckptfmt.ports.catalog import GenerationRecord
+
+
+class _Report:
+    """``as_json()`` for frozen dataclasses: plain JSON values, times as RFC 3339 text."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {item.name: _plain(getattr(self, item.name)) for item in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Report):
+        return value.as_json()
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class GenerationInfo(_Report):
+    """One generation as the catalog knows it (by proof: as COMMIT.json tells it). Times are aware UTC."""
+
+    id: int
+    key: str
+    run: str
+    step: int
+    state: str
+    nbytes: int | None
+    tags: tuple[str, ...]
+    parent_key: str | None
+    commit_seq: int | None
+    world_size: int | None
+    created_at: datetime | None
+    durable_at: datetime | None
+    committed_at: datetime | None
+    proven_at: datetime | None
+    stall_seconds: float | None
+    pinned: bool = False
+    abort_stage: str | None = None
+    abort_rank: int | None = None
+    abort_reason: str | None = None
+    quarantine_reason: str | None = None
+
+    @property
+    def proof_pending(self) -> bool:
+        """Committed in the catalog, but COMMIT.json is not yet on storage: ``recover`` finishes it."""
+        return self.state == "committed" and self.proven_at is None
+
+    @classmethod
+    def of(cls, record: GenerationRecord) -> GenerationInfo:
+        return cls(
+            id=record.id,
+            key=record.key,
+            run=record.run,
+            step=record.step,
+            state=record.state.value,
+            nbytes=record.nbytes,
+            tags=record.tags,
+            parent_key=record.parent_key,
+            commit_seq=record.commit_seq,
+            world_size=record.world_size,
+            created_at=record.created_at,
+            durable_at=record.durable_at,
+            committed_at=record.committed_at,
+            proven_at=record.proven_at,
+            stall_seconds=record.stall_seconds,
+            pinned=record.pinned,
+            abort_stage=record.abort_stage,
+            abort_rank=record.abort_rank,
+            abort_reason=record.abort_reason,
+            quarantine_reason=record.quarantine_reason,
+        )
+
+
+@dataclass(frozen=True)
+class RunInfo(_Report):
+    """One run: how many generations it has, the latest committed one, and who holds it."""
+
+    name: str
+    committed: int
+    latest: GenerationInfo | None
+    in_flight: int
+    holder: str | None
+    """``host:pid`` of the launch that holds the run's lease."""
+    nbytes: int
+    """Tensor bytes of the committed generations."""
+
+
+@dataclass(frozen=True)
+class RestoreReport(_Report):
+    """What a restore did. Names are dotted names in the live state."""
+
+    generation_id: int
+    run: str
+    step: int
+    metadata: Mapping[str, Any]
+    nbytes: int
+    seconds: float
+    loaded: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    cast: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    fell_back_from: tuple[int, ...] = ()
+    """Ids of newer generations that could not be read (``fallback=True``)."""
+
+
+@dataclass(frozen=True)
+class Problem(_Report):
+    """One thing wrong with one object."""
+
+    kind: str
+    """The error's ``kind``: corrupt, not_found, unverifiable, ..."""
+    object: str
+    message: str
+    tensor: str | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class VerifyReport(_Report):
+    """All bytes of one generation, read and compared with their digests."""
+
+    generation_id: int
+    run: str
+    step: int
+    nbytes: int
+    chunks: int
+    seconds: float
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.nbytes / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class RecoverAction(_Report):
+    """What recover did, or with ``dry_run`` would do, to one generation."""
+
+    generation_id: int
+    run: str
+    step: int
+    action: str
+    """``proved``, ``committed``, ``aborted``, ``adopted`` or ``left`` (a live launch is writing it)."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class RecoverReport(_Report):
+    dry_run: bool
+    actions: tuple[RecoverAction, ...] = ()
+
+
+@dataclass(frozen=True)
+class GcItem(_Report):
+    """One object that gc removed, or with ``dry_run`` would remove."""
+
+    generation_id: int
+    run: str
+    object: str
+    nbytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class GcReport(_Report):
+    dry_run: bool
+    items: tuple[GcItem, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Folders that no catalog row explains: reported, never deleted."""
+    waiting: tuple[str, ...] = ()
+    """Retired generations still inside the grace period, with the time when they become due."""
+    adopted: tuple[int, ...] = field(default=())
+    """Aborted rows whose storage held a committed verdict: repaired in place of being deleted."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.nbytes for item in self.items)
+
+
+def human_bytes(nbytes: float) -> str:
+    """Bytes for people, in decimal units: ``1.7 GB``."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(nbytes) < 1000 or unit == "TB":
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    raise AssertionError("unreachable")

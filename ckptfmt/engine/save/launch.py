@@ -1,0 +1,146 @@
+"""One launch of a run: its token, its lease, its fence and the heartbeat that keeps them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+
+from ckptfmt.engine import process
+from ckptfmt.engine.transfer import Heartbeat
+from ckptfmt.errors import CatalogError, Conflict, Fenced, InvalidInput
+from ckptfmt.format import layout
+from ckptfmt.ports.catalog import Catalog, LaunchRecord, LaunchRequest
+
+log = logging.getLogger("ckptfmt")
+
+LEASE_SECONDS = 30.0
+_POLL_SECONDS = 0.25
+
+
+def launch_token(given: str | None) -> str:
+    """The launch's identity: explicit, else random. Never from a clock or the environment, which a requeued job keeps."""
+    if given is not None:
+        layout.validate_launch_token(given)
+        return given
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world.isdigit() and int(world) > 1:
+        raise InvalidInput(
+            f"WORLD_SIZE={world} but no launch token: pass checkpointer(launch=...) with one token for all ranks of "
+            "this start; this version saves from world size 1 only"
+        )
+    return secrets.token_hex(16)
+
+
+def acquire(
+    catalog: Catalog,
+    run: str,
+    *,
+    token: str,
+    takeover: bool,
+    kind: str = "training",
+    lease_seconds: float = LEASE_SECONDS,
+    wait: bool = True,
+) -> LaunchRecord:
+    """Take the run's lease, waiting for a dead holder's to lapse.
+
+    A holder on this host whose process is gone counts as lapsed at once; ``takeover`` displaces any. A holder that
+    renews its lease while we wait is alive: ``Conflict`` names it.
+    """
+    request = LaunchRequest(
+        token=token,
+        host=process.host_name(),
+        pid=os.getpid(),
+        boot_id=process.boot_id(),
+        pid_started=process.pid_started(os.getpid()),
+        kind="recover" if kind == "recover" else "training",
+    )
+    first_seen: LaunchRecord | None = None
+    while True:
+        holder = catalog.live_launch(run)
+        displace = holder.id if holder is not None and (takeover or process.is_gone(holder)) else None
+        try:
+            return catalog.acquire_launch(run, request, lease_seconds=lease_seconds, displace=displace)
+        except Conflict:
+            holder = catalog.live_launch(run)
+            if holder is None:
+                continue  # it lapsed or closed in between
+            if holder.token == token:
+                raise  # the token is in use: waiting would not help
+            renewed = first_seen is not None and (
+                holder.id != first_seen.id or holder.lease_until > first_seen.lease_until
+            )
+            if not wait or renewed:
+                raise Conflict(
+                    f"run {run!r} is held by {holder.host}:{holder.pid} (launch {holder.id}, lease until "
+                    f"{holder.lease_until:%H:%M:%S} UTC): stop that job, or pass takeover=True to fence it"
+                ) from None
+            if first_seen is None:
+                first_seen = holder
+                log.warning(
+                    "run %r is held by %s:%d; waiting for its lease to lapse (at most %.0f s)",
+                    run,
+                    holder.host,
+                    holder.pid,
+                    lease_seconds,
+                )
+            time.sleep(_POLL_SECONDS)
+
+
+class Lease:
+    """Keeps a launch alive and watches for the moment when it is fenced."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        launch: LaunchRecord,
+        *,
+        on_beat: Callable[[], None] = lambda: None,
+        lease_seconds: float = LEASE_SECONDS,
+        beat_seconds: float = LEASE_SECONDS / 6,
+    ) -> None:
+        self.launch = launch
+        self.last_step: int | None = None
+        self.fenced: Fenced | None = None
+        self._catalog = catalog
+        self._on_beat = on_beat
+        self._lease_seconds = lease_seconds
+        self._pid = os.getpid()
+        self._renew_after = 0.0
+        self._heartbeat = Heartbeat(self._beat, seconds=beat_seconds, name="ckptfmt-lease")
+
+    def _beat(self) -> None:
+        if time.monotonic() >= self._renew_after:
+            self._renew_after = time.monotonic() + self._lease_seconds / 6
+            self._renew()
+        self._on_beat()
+
+    def _renew(self) -> None:
+        try:
+            self._catalog.renew_lease(self.launch.id, lease_seconds=self._lease_seconds, last_step=self.last_step)
+        except Fenced as error:
+            if self.fenced is None:
+                log.error("%s", error)
+            self.fenced = error
+        except CatalogError as error:
+            # A missed beat is survivable: the fence decides at the next transition, not the lease.
+            log.warning("the lease of run %r could not be renewed: %s", self.launch.run, error)
+
+    def check(self) -> None:
+        """Raise ``Fenced`` if a newer launch has taken the run."""
+        if self.fenced is not None:
+            raise self.fenced
+
+    def close(self) -> None:
+        """Stop the heartbeat and release the lease; in a forked child neither is ours."""
+        if os.getpid() != self._pid:
+            return
+        self._heartbeat.stop()
+        try:
+            if self.last_step is not None and self.fenced is None:
+                self._catalog.renew_lease(self.launch.id, lease_seconds=self._lease_seconds, last_step=self.last_step)
+            self._catalog.close_launch(self.launch.id)
+        except (CatalogError, Conflict) as error:
+            log.warning("the lease of run %r was not released and will lapse by itself: %s", self.launch.run, error)

@@ -1,0 +1,25 @@
+"""The stages of a save, as a listener sees them."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Protocol
+
+from ckptfmt.ports.catalog import GenerationRecord
+
+Stage = Literal["freezing", "frozen", "staged", "durable", "committed", "failed"]
+
+ORDER: Final[tuple[Stage, ...]] = ("freezing", "frozen", "staged", "durable", "committed")
+"""The stages that lead to a commit; a stage that does not apply (no stage tier) is passed at once."""
+
+
+class Listener(Protocol):
+    """Told by the save's thread. Calls after ``succeeded`` or ``failed`` are ignored."""
+
+    def advance(self, stage: Stage) -> None: ...
+
+    def began(self, generation_id: int) -> None:
+        """C1 is done: the generation has its id."""
+
+    def succeeded(self, row: GenerationRecord) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...

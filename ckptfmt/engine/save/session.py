@@ -1,0 +1,283 @@
+"""One save from frozen to proven: C1 to C5 on a background thread, and the three verdicts when it goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ckptfmt.engine import protocol
+from ckptfmt.engine.save.parts import make_part
+from ckptfmt.engine.save.persist import check_space, write_packs
+from ckptfmt.engine.save.progress import Listener
+from ckptfmt.engine.save.snapshot import Snapshot
+from ckptfmt.engine.site import Site
+from ckptfmt.engine.sweep import sweep_aborted
+from ckptfmt.errors import (
+    BackendError,
+    CatalogError,
+    CkptError,
+    Conflict,
+    Fenced,
+    NotFound,
+    OutcomeUnknown,
+    SaveFailed,
+)
+from ckptfmt.format import layout
+from ckptfmt.format.manifest import manifest_digest
+from ckptfmt.format.part import encode_part
+from ckptfmt.format.states import OPEN_STATES, State
+from ckptfmt.ports.catalog import GenerationRecord, LaunchRecord, RunRecord
+from ckptfmt.ports.coordination import Coordination, PartReport
+
+log = logging.getLogger("ckptfmt")
+
+T = TypeVar("T")
+
+_SETTLE_SECONDS = 20.0
+"""How long a failed save looks for its verdict before its outcome is called unknown."""
+_SETTLE_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class LaunchContext:
+    """What all saves of one launch have in common."""
+
+    site: Site
+    run: RunRecord
+    launch: LaunchRecord
+    coordination: Coordination
+    commit_timeout: float
+
+
+@dataclass(frozen=True)
+class SaveOrder:
+    """What one save was asked to do. ``created_at`` is when the snapshot was frozen (RFC 3339)."""
+
+    n: int
+    step: int
+    key: str
+    tags: tuple[str, ...]
+    created_at: str
+
+
+class SaveSession:
+    """Takes one snapshot through C1 to C5. ``run`` never raises: the listener gets the outcome."""
+
+    def __init__(self, context: LaunchContext, order: SaveOrder, snapshot: Snapshot, listener: Listener) -> None:
+        self._context = context
+        self._order = order
+        self._snapshot: Snapshot | None = snapshot
+        self._listener = listener
+        self._row: GenerationRecord | None = None
+        self._stage = "begin"
+        self._until = time.monotonic() + context.commit_timeout
+        self._expired = False
+
+    @property
+    def folder(self) -> str:
+        return layout.generation_folder(self._context.run.key, self._order.key)
+
+    def run(self) -> None:
+        try:
+            row = self._commit()
+        except BaseException as error:
+            self._snapshot = None
+            self._report(self._settle(error))
+        else:
+            self._listener.succeeded(row)
+
+    def _report(self, outcome: GenerationRecord | SaveFailed) -> None:
+        if isinstance(outcome, SaveFailed):
+            self._listener.failed(outcome)
+        else:
+            self._listener.succeeded(outcome)
+
+    # -- C1 to C5 -------------------------------------------------------------------------------
+    def _commit(self) -> GenerationRecord:
+        context = self._context
+        row = self._begin()
+        self._listener.began(row.id)
+        self._stage = "persist"
+        self._persist(row)
+        self._snapshot = None  # the memory is free from here on
+        self._listener.advance("staged")
+        self._stage = "merge"
+        context.coordination.gather(row.id, timeout=max(0.1, self._until - time.monotonic()))
+        parent = protocol.parent_of(context.site, row)
+        row = self._row = self._sql(
+            lambda: protocol.merge(context.site, row, parent=parent, fence=context.launch.fence)
+        )
+        self._listener.advance("durable")
+        self._stage = "commit"
+        row = self._row = protocol.commit(context.site, row, fence=context.launch.fence, until=self._until)
+        self._stage = "prove"
+        return protocol.prove(context.site, row)
+
+    def _begin(self) -> GenerationRecord:
+        """C1: the generation's row and folder."""
+        context, order = self._context, self._order
+        ticket = self._sql(
+            lambda: context.site.sql().begin_save(
+                context.launch.id,
+                n=order.n,
+                step=order.step,
+                key=order.key,
+                ranks=range(context.coordination.world_size),
+                deadline_seconds=context.commit_timeout,
+                fence=context.launch.fence,
+                tags=order.tags,
+            )
+        )
+        self._row = ticket.generation
+        context.site.backend.make_folder(self.folder)
+        return ticket.generation
+
+    def _persist(self, row: GenerationRecord) -> None:
+        """C2: packs, part, acknowledgement."""
+        context, order, snapshot = self._context, self._order, self._snapshot
+        if snapshot is None:
+            raise AssertionError("the snapshot is gone before it was written")
+        backend, rank = context.site.backend, context.coordination.rank
+        self._check_still_writing(row)
+        check_space(backend, snapshot)
+        try:
+            written = write_packs(backend, self.folder, rank, snapshot, give_up=self._give_up)
+        except NotFound as error:
+            raise Fenced(
+                f"the folder of generation {row.id} (run {row.run!r}) is gone: a newer launch has taken the run"
+            ) from error
+        part = make_part(
+            snapshot,
+            written,
+            key=order.key,
+            step=order.step,
+            launch_digest=layout.launch_digest(context.launch.token),
+            save_number=order.n,
+            rank=rank,
+            world_size=context.coordination.world_size,
+            created_at=order.created_at,
+        )
+        stored = encode_part(part)
+        self._check_still_writing(row)
+        name = layout.part_name(rank)
+        backend.create(f"{self.folder}/{name}", stored)
+        report = PartReport(
+            rank=rank,
+            part_name=name,
+            part_digest=manifest_digest(stored),
+            nbytes=snapshot.plan.tensor_bytes,
+            stall_seconds=snapshot.stall_seconds,
+            write_seconds=written.seconds,
+            retries=written.retries,
+        )
+        self._sql(lambda: context.coordination.report(row.id, report))
+
+    def _check_still_writing(self, row: GenerationRecord) -> None:
+        """A rank that finds its generation no longer ``writing`` stops."""
+        now = self._sql(lambda: self._context.site.sql().generation(row.id))
+        if now is None or now.state is not State.WRITING:
+            state = "gone" if now is None else f"{now.state}: {now.abort_reason}"
+            raise SaveFailed(
+                f"generation {row.id} (run {row.run!r}, step {row.step}) is {state}",
+                stage=self._stage,
+                rank=self._context.coordination.rank,
+                key=row.key,
+                generation_id=row.id,
+            )
+
+    def _give_up(self) -> None:
+        if self._expired or time.monotonic() > self._until:
+            raise self._overdue()
+
+    def _sql(self, call: Callable[[], T]) -> T:
+        return protocol.repeat_sql(call, until=self._until)
+
+    # -- when it goes wrong ---------------------------------------------------------------------
+    @property
+    def overdue(self) -> bool:
+        return time.monotonic() > self._until
+
+    def expire(self) -> None:
+        """Called by the watchdog past the deadline: abort on behalf of a writer that does not come back."""
+        if not self._expired:
+            self._expired = True
+            self._report(self._settle(self._overdue()))
+
+    def _overdue(self) -> SaveFailed:
+        return self._failure(
+            f"not committed within {self._context.commit_timeout:.0f} s (stage {self._stage}, {self.folder})"
+        )
+
+    def _settle(self, error: BaseException) -> GenerationRecord | SaveFailed:
+        """Find the verdict. "Aborted" is said only once the catalog says so; else the outcome is unknown and
+        nothing is deleted. A commit whose answer was lost, or that a newer launch finished, is a success."""
+        row = self._row
+        if row is None:
+            if isinstance(error, CatalogError) and error.transient:
+                return self._chained(OutcomeUnknown, f"the catalog could not be reached to begin it: {error}", error)
+            return self._chained(SaveFailed, f"it could not begin: {error}", error)
+        try:
+            until = time.monotonic() + _SETTLE_SECONDS
+            now = protocol.repeat_sql(lambda: self._verdict(row, error, until), until=until)
+        except CkptError as unreachable:
+            text = (
+                f"{error}; whether it was committed is unknown: {unreachable}; see `ckptfmt inspect`, `ckptfmt recover`"
+            )
+            return self._chained(OutcomeUnknown, text, error)
+        if now.state is State.COMMITTED:
+            return now if now.proven_at is not None else protocol.prove(self._context.site, now)
+        self._free_space(now)
+        return self._chained(SaveFailed, str(error), error)
+
+    def _verdict(self, row: GenerationRecord, error: BaseException, until: float) -> GenerationRecord:
+        """The row in a terminal state: aborted by us, or as whoever took the run has settled it."""
+        catalog = self._context.site.sql()
+        while True:
+            now = catalog.generation(row.id)
+            if now is not None and now.state not in OPEN_STATES:
+                return now
+            try:
+                return catalog.abort(
+                    row.id,
+                    stage=self._stage,
+                    rank=self._context.coordination.rank,
+                    reason=f"{type(error).__name__}: {error}"[:1000],
+                    fence=self._context.launch.fence,
+                )
+            except Conflict:
+                # Fenced: the newer launch settles this row, and may even finish it. Or it was committed meanwhile.
+                if time.monotonic() > until:
+                    raise
+            time.sleep(_SETTLE_POLL_SECONDS)
+
+    def _free_space(self, row: GenerationRecord) -> None:
+        """Remove what the aborted save wrote: a full disk is the likeliest reason for it."""
+        if self._expired:
+            return  # its writer may still be alive: gc does it later
+        try:
+            sweep_aborted(self._context.site, row)
+        except (BackendError, CatalogError, Conflict) as error:
+            log.warning("objects of the aborted generation %d are left to `ckptfmt gc`: %s", row.id, error)
+
+    def _chained(self, kind: type[SaveFailed], text: str, cause: BaseException) -> SaveFailed:
+        if isinstance(cause, SaveFailed):
+            if kind is SaveFailed:
+                return cause
+            cause = cause.__cause__ or cause
+        failure = self._failure(text, kind)
+        failure.__cause__ = cause
+        return failure
+
+    def _failure(self, text: str, kind: type[SaveFailed] = SaveFailed) -> SaveFailed:
+        row = self._row
+        name = f"generation {row.id}" if row is not None else "the save"
+        return kind(
+            f"run {self._context.run.name!r}, step {self._order.step}: {name} failed in stage {self._stage}: {text}",
+            stage=self._stage,
+            rank=self._context.coordination.rank,
+            key=self._order.key,
+            generation_id=None if row is None else row.id,
+        )

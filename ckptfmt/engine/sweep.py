@@ -1,0 +1,76 @@
+"""Removing the objects of a generation that is not committed (any more), in the one order that is safe.
+
+The verdict comes first: COMMIT.json (aborted) or RETIRED.json closes the key for ever, then packs, parts and
+manifests go, then the row says so. A crash in between leaves too much, never too little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckptfmt.engine import verdicts
+from ckptfmt.engine.site import Site
+from ckptfmt.errors import Conflict
+from ckptfmt.format import layout, verdict
+from ckptfmt.ports.backend import ObjectInfo
+from ckptfmt.ports.catalog import GenerationRecord
+
+TOMBSTONES = frozenset({layout.COMMIT, layout.RETIRED})
+
+
+@dataclass(frozen=True)
+class Swept:
+    objects: tuple[ObjectInfo, ...]
+    adopted: bool = False
+    """A committed verdict was found: nothing was deleted, the row must be adopted."""
+
+
+def close_aborted(site: Site, row: GenerationRecord) -> bool:
+    """Put the aborted verdict into the slot. False if a committed one is there already."""
+    folder = verdicts.folder_of(row)
+    if not site.backend.has_folder(folder):
+        site.backend.make_folder(folder)  # the slot must be closed even where nothing was ever written
+    try:
+        site.backend.create(f"{folder}/{layout.COMMIT}", verdict.encode_commit(verdicts.aborted_of(site, row)))
+    except Conflict:
+        found = verdicts.read_commit(site.backend, folder)
+        if found is None or not verdicts.belongs(found, site, row):
+            raise
+        return found.verdict == "aborted"
+    return True
+
+
+def sweep_aborted(site: Site, row: GenerationRecord) -> Swept:
+    """Close an aborted generation's key and remove its objects."""
+    if not close_aborted(site, row):
+        return Swept((), adopted=True)
+    return Swept(_remove(site, row, lambda name: True))
+
+
+def sweep_retired(site: Site, row: GenerationRecord) -> Swept:
+    """Remove the objects of a retired generation whose RETIRED.json is durable and whose grace is over.
+
+    Packs that another generation refers to stay.
+    """
+
+    def removable(name: str) -> bool:
+        return not [user for user in site.sql().pack_users(row.key, name) if user != row.id]
+
+    return Swept(_remove(site, row, removable))
+
+
+def leftovers(site: Site, row: GenerationRecord) -> list[ObjectInfo]:
+    """Objects under the generation's key other than its tombstones."""
+    folder = verdicts.folder_of(row)
+    return [info for info in site.backend.list(folder) if info.key.rpartition("/")[2] not in TOMBSTONES]
+
+
+def _remove(site: Site, row: GenerationRecord, removable: Callable[[str], bool]) -> tuple[ObjectInfo, ...]:
+    removed: list[ObjectInfo] = []
+    for info in leftovers(site, row):
+        if removable(info.key.rpartition("/")[2]):
+            site.backend.delete(info.key)
+            removed.append(info)
+    site.sql().mark_swept(row.id)
+    return tuple(removed)

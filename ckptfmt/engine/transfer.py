@@ -1,0 +1,141 @@
+"""All threads of the engine live here: bounded groups of workers, first error wins.
+
+Worker threads are not daemons: the interpreter waits for them at exit, so that work under way is
+finished and never dropped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+Task = Callable[[], None]
+
+IO_BYTES: Final = 8 << 20
+"""Size of one write or read: large enough for the device, small enough to share it."""
+_COPY_BYTES: Final = 16 << 20
+
+
+def thread_count() -> int:
+    """Threads for copies and I/O: 2 to 4 measured best; more only contend for memory bandwidth."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(2, min(4, cores))
+
+
+class _Group:
+    """Shared state of one ``run_all``: the remaining tasks and the first error."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._tasks: Iterator[Task] = iter(tasks)
+        self._lock = threading.Lock()
+        self.error: BaseException | None = None
+
+    def work(self) -> None:
+        while True:
+            with self._lock:
+                task = next(self._tasks, None) if self.error is None else None
+            if task is None:
+                return
+            try:
+                task()
+            except BaseException as error:
+                with self._lock:
+                    if self.error is None:
+                        self.error = error
+                return
+
+
+def run_all(tasks: Sequence[Task], *, threads: int, name: str) -> None:
+    """Run all tasks on up to ``threads`` threads, the caller's included, and return when all are done.
+
+    After the first error no further task is started; that error is raised once the others are back.
+    """
+    group = _Group(tasks)
+    helpers = [
+        threading.Thread(target=group.work, name=f"{name}-{index}", daemon=False)
+        for index in range(1, min(threads, len(tasks)))
+    ]
+    for helper in helpers:
+        helper.start()
+    group.work()
+    for helper in helpers:
+        helper.join()
+    if group.error is not None:
+        raise group.error
+
+
+def copy_memory(moves: Sequence[tuple[int, int, int]]) -> None:
+    """Copy (destination address, source address, bytes) triples with our own threads.
+
+    Plain ``memmove`` on 2-4 threads keeps its speed beside busy processes, where a parallel copy by an
+    OpenMP pool waits for its slowest thread.
+    """
+    batches = list(_batches(moves))
+    memmove = ctypes.memmove
+
+    def copy(batch: Sequence[tuple[int, int, int]]) -> None:
+        for target, source, nbytes in batch:
+            memmove(target, source, nbytes)
+
+    run_all([lambda batch=batch: copy(batch) for batch in batches], threads=thread_count(), name="ckptfmt-copy")  # type: ignore[misc]
+
+
+def _batches(moves: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+    """Cut large moves and gather small ones into batches of about ``_COPY_BYTES``."""
+    batch: list[tuple[int, int, int]] = []
+    filled = 0
+    for target, source, nbytes in moves:
+        done = 0
+        while done < nbytes:
+            take = min(nbytes - done, _COPY_BYTES - filled)
+            batch.append((target + done, source + done, take))
+            done += take
+            filled += take
+            if filled == _COPY_BYTES:
+                yield batch
+                batch, filled = [], 0
+    if batch:
+        yield batch
+
+
+class Background:
+    """One non-daemon thread that runs a job; the interpreter waits for it at exit."""
+
+    def __init__(self, job: Task, *, name: str) -> None:
+        self._thread = threading.Thread(target=job, name=name, daemon=False)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout: float | None = None) -> None:
+        if self._thread is not threading.current_thread():  # a done-callback may ask from the save's own thread
+            self._thread.join(timeout)
+
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+
+class Heartbeat:
+    """A daemon thread that calls ``beat`` every ``seconds`` until stopped.
+
+    A daemon, since it holds no state worth finishing: when the process goes, its lease should lapse.
+    """
+
+    def __init__(self, beat: Callable[[], None], *, seconds: float, name: str) -> None:
+        self._beat = beat
+        self._seconds = seconds
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while not self._stopped.wait(self._seconds):
+            self._beat()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=self._seconds)

@@ -1,0 +1,89 @@
+"""Reading and creating the objects that decide a generation's fate on storage."""
+
+from __future__ import annotations
+
+from ckptfmt.engine.site import Site
+from ckptfmt.errors import Corrupt, FormatError, NotFound
+from ckptfmt.format import layout, verdict
+from ckptfmt.ports.backend import Backend
+from ckptfmt.ports.catalog import GenerationRecord
+
+
+def read_commit(backend: Backend, folder: str) -> verdict.Commit | None:
+    """The verdict in a generation's folder, or None if the slot is empty. Raises ``FormatError`` if it is damaged."""
+    data = _read(backend, _join(folder, layout.COMMIT))
+    if data is None:
+        return None
+    try:
+        return verdict.decode_commit(data)
+    except FormatError as error:
+        raise type(error)(f"{backend.url}: {_join(folder, layout.COMMIT)}: {error}") from error
+
+
+def read_retired(backend: Backend, folder: str) -> verdict.Retired | None:
+    """The tombstone, or None. A damaged tombstone still tells that one was made: ``FormatError``."""
+    data = _read(backend, _join(folder, layout.RETIRED))
+    return None if data is None else verdict.decode_retired(data)
+
+
+def commit_of(site: Site, row: GenerationRecord) -> verdict.Commit:
+    """COMMIT.json as a pure function of a committed row."""
+    if row.commit_seq is None or row.committed_at is None or row.commit_fence is None:
+        raise AssertionError(f"generation {row.id} is {row.state}, not committed")
+    if row.manifest_name is None or row.manifest_digest is None or row.manifest_bytes is None:
+        raise AssertionError(f"generation {row.id} is committed without a manifest")
+    return verdict.Commit(
+        verdict="committed",
+        repository=site.repository,
+        epoch=row.epoch,
+        run=row.run,
+        id=row.id,
+        key=row.key,
+        step=row.step,
+        commit_seq=row.commit_seq,
+        parent=row.parent_key,
+        fence=row.commit_fence,
+        manifest=verdict.ManifestRef(name=row.manifest_name, digest=row.manifest_digest, bytes=row.manifest_bytes),
+        committed_at=verdict.timestamp(row.committed_at),
+    )
+
+
+def aborted_of(site: Site, row: GenerationRecord) -> verdict.Commit:
+    """The aborted verdict as a pure function of an aborted row: nothing may commit under this key any more."""
+    return verdict.Commit(
+        verdict="aborted",
+        repository=site.repository,
+        epoch=row.epoch,
+        run=row.run,
+        id=row.id,
+        key=row.key,
+        step=row.step,
+        fence=row.fence,
+        reason=(row.abort_reason or "aborted")[:1000],
+    )
+
+
+def folder_of(row: GenerationRecord) -> str:
+    return layout.generation_folder(row.run_key, row.key)
+
+
+def belongs(found: verdict.Commit, site: Site, row: GenerationRecord) -> bool:
+    """Whether a verdict speaks of this row: a folder copied over another one does not."""
+    return found.repository == site.repository and found.key == row.key and found.run == row.run
+
+
+def check_belongs(found: verdict.Commit, key: str, folder: str) -> None:
+    """Raise ``Corrupt`` if the verdict in ``folder`` is another generation's."""
+    if found.key != key:
+        raise Corrupt(f"{folder}/{layout.COMMIT} is the verdict on generation {found.key}, not on {key}")
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _read(backend: Backend, key: str) -> bytes | None:
+    try:
+        return backend.read(key, limit=verdict.BYTES_MAX)
+    except NotFound:
+        return None

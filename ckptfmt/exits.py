@@ -1,0 +1,58 @@
+"""What happens to checkpointers at interpreter exit: nothing in flight is dropped, and no failure stays silent.
+
+Save threads are not daemons, so the interpreter has waited for them before this runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import weakref
+from typing import Protocol
+
+log = logging.getLogger("ckptfmt")
+
+FAILURE_STATUS = 1
+
+
+class Closable(Protocol):
+    def close(self, timeout: float | None = None) -> None: ...
+
+
+_open: weakref.WeakSet[Closable] = weakref.WeakSet()
+_registered_pid = 0
+
+
+def register(checkpointer: Closable) -> None:
+    """Close ``checkpointer`` at exit unless it was closed before."""
+    global _registered_pid
+    _open.add(checkpointer)
+    if _registered_pid != os.getpid():
+        _registered_pid = os.getpid()
+        atexit.register(_close_all, _registered_pid)
+
+
+def forget(checkpointer: Closable) -> None:
+    _open.discard(checkpointer)
+
+
+def _close_all(pid: int) -> None:
+    if os.getpid() != pid:
+        return
+    failed = False
+    for checkpointer in list(_open):
+        try:
+            checkpointer.close()
+        except BaseException as error:
+            failed = True
+            print(f"ckptfmt: a save failed and nobody had looked at its outcome: {error}", file=sys.stderr)
+    if failed:
+        # An exit handler cannot change the exit status any other way, and status 0 would say "saved".
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(FAILURE_STATUS)

@@ -1,0 +1,257 @@
+"""A committed generation, opened lazily: what is in it, and its bytes on demand."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from ckptfmt.engine.keep.verify import verify
+from ckptfmt.engine.load.load import Framework, load_state
+from ckptfmt.engine.load.names import Patterns, Rename
+from ckptfmt.engine.load.restore import RestoreOptions, restore_state
+from ckptfmt.engine.load.slices import read_slice
+from ckptfmt.engine.opened import Opened
+from ckptfmt.engine.reports import RestoreReport, VerifyReport
+from ckptfmt.errors import InvalidInput
+from ckptfmt.format.index import TensorEntry
+
+if TYPE_CHECKING:
+    from ckptfmt.engine.arena import Arena
+    from ckptfmt.engine.families import Families
+
+    Guard = Callable[[Opened], AbstractContextManager[None]]
+
+
+class Generation(Mapping[str, "StoredTensor"]):
+    """A committed generation. As a mapping: tensor name -> ``StoredTensor``; tied names are all there."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        *,
+        families_for: Callable[..., Families],
+        live_families: Callable[[], Families],
+        guard: Guard,
+    ) -> None:
+        self._opened = opened
+        self._families_for = families_for
+        self._live_families = live_families
+        self._guard = guard
+
+    @property
+    def id(self) -> int:
+        """The handle that the catalog gave it."""
+        return self._opened.info.id
+
+    @property
+    def key(self) -> str:
+        """Its identity: 32 hex digits, never reused."""
+        return self._opened.info.key
+
+    @property
+    def url(self) -> str:
+        """URL of its folder."""
+        root, folder = self._opened.site.backend.url, self._opened.folder
+        return f"{root.rstrip('/')}/{folder}" if folder else root
+
+    @property
+    def run(self) -> str:
+        return self._opened.info.run
+
+    @property
+    def step(self) -> int:
+        return self._opened.info.step
+
+    @property
+    def parent_key(self) -> str | None:
+        """Key of the generation that it continued, or None for a first one."""
+        return self._opened.info.parent_key
+
+    @property
+    def world_size(self) -> int:
+        return len(self._opened.manifest.ranks)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored tensors, tied ones once."""
+        return self._opened.manifest.nbytes
+
+    @property
+    def metadata(self) -> Any:
+        """What the saver passed as ``metadata``."""
+        return self._opened.metadata()
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Its tags when it was opened; empty when read without a catalog."""
+        return self._opened.info.tags
+
+    def load(
+        self,
+        *,
+        subtree: str | None = None,
+        keys: Patterns | None = None,
+        exclude: Patterns | None = None,
+        device: Any | None = None,
+        framework: Framework = "saved",
+        verify: bool = True,
+    ) -> Any:
+        """Build the saved state, or a part of it, anew; see ``ckptfmt.load``."""
+        with self._guard(self._opened):
+            return load_state(
+                self._opened,
+                self._families_for,
+                subtree=subtree,
+                keys=keys,
+                exclude=exclude,
+                device=device,
+                framework=framework,
+                verify=verify,
+            )
+
+    def restore(
+        self,
+        into: Any,
+        *,
+        strict: bool = True,
+        cast: bool = False,
+        keys: Patterns | None = None,
+        rename: Rename | None = None,
+        atomic: bool = True,
+    ) -> RestoreReport:
+        """Fill a live state in place; see ``ckptfmt.restore``."""
+        options = RestoreOptions(strict=strict, cast=cast, keys=keys, rename=rename, atomic=atomic)
+        return self.restore_with(into, options)
+
+    def restore_with(self, into: Any, options: RestoreOptions, *, arena: Arena | None = None) -> RestoreReport:
+        """``restore`` with all options, for a checkpointer that lends its arena."""
+        with self._guard(self._opened):
+            return restore_state(self._opened, into, self._live_families(), options, arena=arena)
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """Read every byte and compare it with its digest; ``progress(done, total)`` is called with bytes, from threads."""
+        with self._guard(self._opened):
+            return verify(self._opened, progress)
+
+    # -- Mapping --------------------------------------------------------------------------------
+    def __getitem__(self, name: str) -> StoredTensor:
+        if not isinstance(name, str) or name not in self._opened.index:
+            raise KeyError(f"{self._opened.name} has no tensor {name!r}; it has {len(self)} names")
+        return StoredTensor(name, self._opened.tensor(name), self)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._opened.index
+        yield from self._opened.manifest.aliases
+
+    def __len__(self) -> int:
+        return len(self._opened.index) + len(self._opened.manifest.aliases)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._opened.index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Generation) and other.key == self.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Generation #{self.id} of run {self.run!r}, step {self.step}, {len(self)} tensors, {self.nbytes} bytes>"
+        )
+
+
+class StoredTensor:
+    """One tensor of a committed generation. Nothing is read until ``read``, an index or ``__array__`` asks for it."""
+
+    def __init__(self, name: str, entry: TensorEntry, generation: Generation) -> None:
+        self.name = name
+        self._entry = entry
+        self._generation = generation
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Global shape."""
+        return self._entry.shape
+
+    @property
+    def dtype(self) -> str:
+        """The element type's name, as torch writes it: ``"bfloat16"``."""
+        return self._entry.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self._entry.nbytes
+
+    def read(self, *, device: Any | None = None, framework: Framework = "saved", verify: bool = True) -> Any:
+        """The whole tensor. ``framework="saved"`` is torch where torch is installed, else numpy."""
+        return self._read(tuple(slice(None) for _ in self.shape), device, framework, verify)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read a slice: integers, slices with step 1, and ``...``. Only the chunks it lies in are read."""
+        return self._read(_as_tuple(index), None, "saved", True)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self._read(tuple(slice(None) for _ in self.shape), None, "numpy", True)
+        return array if dtype is None else array.astype(dtype)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"tensor {self.name!r} has no dimensions, hence no length")
+        return self.shape[0]
+
+    def _read(self, index: tuple[Any, ...], device: Any | None, framework: Framework, verify: bool) -> Any:
+        start, size, drop = _box(self.name, self.shape, index)
+        generation = self._generation
+        families = generation._families_for(framework, saved_torch=True)
+        family = families.named("array") if framework == "numpy" else families.named("tensor")
+        if family is None:
+            family = families.named("array")
+        if family is None:
+            raise InvalidInput("no array library is there to build a tensor")
+        with generation._guard(generation._opened):
+            value = read_slice(generation._opened, self._entry, start, size, family, device=device, verify=verify)
+        return value[tuple(0 if axis in drop else slice(None) for axis in range(len(size)))] if drop else value
+
+    def __repr__(self) -> str:
+        return f"<StoredTensor {self.name!r} {self.dtype} {list(self.shape)}>"
+
+
+def _as_tuple(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _box(
+    name: str, shape: tuple[int, ...], index: Sequence[Any]
+) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[int]]:
+    """(start, size, axes to drop) of a basic index."""
+    items = list(index)
+    if any(item is Ellipsis for item in items):
+        at = next(number for number, item in enumerate(items) if item is Ellipsis)
+        items[at : at + 1] = [slice(None)] * (len(shape) - len(items) + 1)
+    if len(items) > len(shape):
+        raise IndexError(f"tensor {name!r} has {len(shape)} dimensions, the index has {len(items)}")
+    items += [slice(None)] * (len(shape) - len(items))
+    start, size, drop = [], [], set()
+    for axis, (item, extent) in enumerate(zip(items, shape, strict=True)):
+        if isinstance(item, slice):
+            begin, stop, step = item.indices(extent)
+            if step != 1:
+                raise IndexError(
+                    f"tensor {name!r}: only slices with step 1 can be read; read the range and index the result"
+                )
+            start.append(begin)
+            size.append(max(0, stop - begin))
+            continue
+        try:
+            number = operator.index(item)
+        except TypeError:
+            raise IndexError(f"tensor {name!r}: {item!r} is no index; use integers, slices and '...'") from None
+        if not -extent <= number < extent:
+            raise IndexError(f"tensor {name!r}: index {number} is out of range for axis {axis} of size {extent}")
+        start.append(number % extent)
+        size.append(1)
+        drop.add(axis)
+    return tuple(start), tuple(size), frozenset(drop)

@@ -1,0 +1,124 @@
+"""The free functions: one save, one load, one restore, one open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckptfmt import connect
+from ckptfmt.engine.load.load import Framework
+from ckptfmt.engine.load.names import Patterns, Rename
+from ckptfmt.engine.reports import RestoreReport
+from ckptfmt.errors import InvalidInput
+from ckptfmt.generation import Generation
+from ckptfmt.reference import At, merge, parse_reference
+from ckptfmt.repository import Repository, open_repository
+
+State = Any
+Options = Mapping[str, Any] | None
+Url = str | os.PathLike[str]
+
+
+def open(
+    url: Url, *, mode: connect.Mode = "w", catalog: str | None = None, storage_options: Options = None
+) -> Repository:
+    """Open a repository. ``"w"`` creates it if absent; ``"r"`` creates, migrates and recovers nothing.
+
+    ``url`` is a path, a URL, or a reference ``<repository>#<run>[@<id>|@step:N|@tag:T]``, whose run and generation
+    become the defaults. Raises ``NotFound`` (mode "r"), ``Conflict`` if another catalog governs the root,
+    ``CatalogError`` for a schema of another version.
+    """
+    reference = parse_reference(url)
+    return open_repository(
+        reference.url, mode=mode, run=reference.run, at=reference.at, catalog=catalog, storage_options=storage_options
+    )
+
+
+def save(
+    state: State,
+    url: Url,
+    *,
+    run: str = "default",
+    step: int = 0,
+    metadata: Any = None,
+    tags: Sequence[str] = (),
+    catalog: str | None = None,
+    storage_options: Options = None,
+) -> Generation:
+    """Save ``state`` as a new generation of ``run``; blocks until it is committed and proven.
+
+    Raises ``SaveFailed`` with the cause chained, ``UnsupportedValue`` naming the path of what cannot be stored,
+    ``Conflict`` while a live launch holds the run.
+    """
+    reference = parse_reference(url)
+    if reference.at is not None:
+        raise InvalidInput(f"{url}: a save makes a new generation; leave out {reference.at!r}")
+    if reference.run is not None and run == "default":
+        run = reference.run
+    merged = merge(reference, run=run, at=None)
+    with (
+        open(merged.url, catalog=catalog, storage_options=storage_options) as repository,
+        repository.checkpointer(merged.run or run) as checkpointer,
+    ):
+        pending = checkpointer.save(state, step=step, metadata=metadata, tags=tags)
+        if pending is None:
+            raise AssertionError("a save that waits was skipped")
+        return pending.result()
+
+
+def load(
+    url: Url,
+    *,
+    run: str | None = None,
+    at: At = None,
+    subtree: str | None = None,
+    keys: Patterns | None = None,
+    exclude: Patterns | None = None,
+    device: Any | None = None,
+    framework: Framework = "saved",
+    verify: bool = True,
+    catalog: str | None = None,
+    storage_options: Options = None,
+) -> State:
+    """Build a saved state anew: the whole, the part at ``subtree``, or with the tensors that the patterns select.
+
+    ``device`` None is the CPU, whatever the tensors were saved from. ``framework="saved"`` gives torch tensors where
+    torch was saved and is installed, else numpy arrays. All bytes are verified unless ``verify=False``. Tensors of one
+    load share memory: it is freed when the last of them goes. Tied tensors come back as one object.
+    Raises ``NotFound``, ``NotCommitted``, ``Corrupt`` (tensor, object, offset), ``Unverifiable``.
+    """
+    reference = merge(parse_reference(url), run=run, at=at)
+    with open(reference.url, mode="r", catalog=catalog, storage_options=storage_options) as repository:
+        return repository.find(reference.run, reference.at).load(
+            subtree=subtree, keys=keys, exclude=exclude, device=device, framework=framework, verify=verify
+        )
+
+
+def restore(
+    into: State,
+    url: Url,
+    *,
+    run: str | None = None,
+    at: At = None,
+    strict: bool = True,
+    cast: bool = False,
+    keys: Patterns | None = None,
+    rename: Rename | None = None,
+    atomic: bool = True,
+    catalog: str | None = None,
+    storage_options: Options = None,
+) -> RestoreReport:
+    """Fill a live state in place: modules and tensors in their own memory, objects through ``load_state_dict``,
+    plain values by assignment.
+
+    Everything is checked against the manifest first: ``Mismatch`` lists every difference and nothing was touched.
+    With ``atomic`` all bytes are read and verified before the first is copied; ``atomic=False`` needs no second copy of
+    the state, and an error says which tensors were already changed. ``keys`` selects live names, ``rename`` maps saved
+    names to live ones (a function, or a mapping of dotted prefixes), ``cast`` allows dtype changes and reports them.
+    """
+    reference = merge(parse_reference(url), run=run, at=at)
+    with open(reference.url, mode="r", catalog=catalog, storage_options=storage_options) as repository:
+        return repository.find(reference.run, reference.at).restore(
+            into, strict=strict, cast=cast, keys=keys, rename=rename, atomic=atomic
+        )

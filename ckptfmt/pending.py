@@ -1,0 +1,149 @@
+"""The handle of a save in flight, with the manners of ``concurrent.futures``. Dropping it loses nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ckptfmt.engine.save.progress import ORDER, Stage
+from ckptfmt.errors import InvalidInput
+from ckptfmt.ports.catalog import GenerationRecord
+
+if TYPE_CHECKING:
+    from ckptfmt.generation import Generation
+
+log = logging.getLogger("ckptfmt")
+
+Done = Callable[["PendingSave"], object]
+
+
+class PendingSave:
+    """One save. ``key`` is its identity, ``stall_seconds`` the time for which ``save`` blocked training on the copy,
+    ``busy_seconds`` the time it waited for the save before it."""
+
+    def __init__(
+        self, *, key: str, step: int, run: str, open_generation: Callable[[GenerationRecord], Generation]
+    ) -> None:
+        self.key = key
+        self.step = step
+        self.run = run
+        self.stall_seconds = 0.0
+        self.busy_seconds = 0.0
+        self.generation_id: int | None = None
+        self.seconds: float | None = None
+        """From the call of ``save`` to the outcome."""
+        self._called = time.perf_counter()
+        self._open = open_generation
+        self._condition = threading.Condition()
+        self._stage: Stage = "freezing"
+        self._row: GenerationRecord | None = None
+        self._error: BaseException | None = None
+        self._observed = False
+        self._callbacks: list[Done] = []
+
+    @property
+    def stage(self) -> Stage:
+        """``freezing``, ``frozen``, ``staged``, ``durable``, ``committed`` or ``failed``."""
+        return self._stage
+
+    def done(self) -> bool:
+        """Whether it is committed or has failed."""
+        return self._row is not None or self._error is not None
+
+    def wait(self, until: Stage = "committed", timeout: float | None = None) -> None:
+        """Block until the save has reached ``until``. Raises its ``SaveFailed``, or ``TimeoutError``."""
+        if until not in ORDER:
+            raise InvalidInput(f"wait(until={until!r}): give one of {', '.join(ORDER)}")
+        goal = ORDER.index(until)
+        with self._condition:
+            reached = self._condition.wait_for(
+                lambda: self._error is not None or ORDER.index(self._stage) >= goal, timeout
+            )
+            if not reached:
+                raise TimeoutError(f"{self!r} has not reached {until!r} within {timeout} s")
+        if self._error is not None:
+            self._observed = True
+            raise self._error
+
+    def result(self, timeout: float | None = None) -> Generation:
+        """The committed generation, once it is committed and proven."""
+        self.wait("committed", timeout)
+        if self._row is None:
+            raise AssertionError("committed without a row")
+        return self._open(self._row)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The save's error, or None once it is committed. ``TimeoutError`` if it is neither in time."""
+        self.wait_done(timeout)
+        self._observed = self._observed or self._error is not None
+        return self._error
+
+    def add_done_callback(self, fn: Done) -> None:
+        """Call ``fn(self)`` when done: from the save's thread, or at once. What it raises is logged."""
+        with self._condition:
+            if not self.done():
+                self._callbacks.append(fn)
+                return
+        self._call(fn)
+
+    # -- the Listener of the save's thread --------------------------------------------------------
+    def advance(self, stage: Stage) -> None:
+        with self._condition:
+            if not self.done():
+                self._stage = stage
+                self._condition.notify_all()
+
+    def began(self, generation_id: int) -> None:
+        self.generation_id = generation_id
+
+    def succeeded(self, row: GenerationRecord) -> None:
+        self._finish("committed", row, None)
+
+    def failed(self, error: BaseException) -> None:
+        self._finish("failed", None, error)
+
+    def _finish(self, stage: Stage, row: GenerationRecord | None, error: BaseException | None) -> None:
+        with self._condition:
+            if self.done():
+                return
+            self._stage, self._row, self._error = stage, row, error
+            self.seconds = time.perf_counter() - self._called
+            callbacks, self._callbacks = self._callbacks, []
+            self._condition.notify_all()
+        for fn in callbacks:
+            self._call(fn)
+
+    def _call(self, fn: Done) -> None:
+        try:
+            fn(self)
+        except Exception:
+            log.exception("a done-callback of %r failed", self)
+
+    # -- for the checkpointer ---------------------------------------------------------------------
+    @property
+    def row(self) -> GenerationRecord | None:
+        return self._row
+
+    def wait_done(self, timeout: float | None = None) -> None:
+        """Wait for the outcome without looking at it."""
+        with self._condition:
+            if not self._condition.wait_for(self.done, timeout):
+                raise TimeoutError(f"{self!r} is not done within {timeout} s")
+
+    def unseen_error(self) -> BaseException | None:
+        """The error if nobody has been told of it yet."""
+        return None if self._observed else self._error
+
+    def surface(self) -> None:
+        """Raise the error if nobody has been told of it yet."""
+        error = self.unseen_error()
+        if error is not None:
+            self._observed = True
+            raise error
+
+    def __repr__(self) -> str:
+        number = "?" if self.generation_id is None else self.generation_id
+        return f"<PendingSave #{number} of run {self.run!r}, step {self.step}, {self._stage}>"

@@ -1,0 +1,89 @@
+"""When to save: steps, seconds, preemption signals, and what to do while a save is in flight."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Literal
+
+from ckptfmt.errors import InvalidInput
+
+log = logging.getLogger("ckptfmt")
+
+BusyRule = Literal["wait", "skip"]
+
+
+class SavePolicy:
+    """Decides at a step boundary. With world size 1 it acts at once."""
+
+    def __init__(self, *, every_steps: int | None, every_seconds: float | None, on_busy: BusyRule) -> None:
+        if every_steps is not None and (not isinstance(every_steps, int) or every_steps < 1):
+            raise InvalidInput(f"every_steps={every_steps!r}: give a positive number of steps, or None")
+        if every_seconds is not None and not every_seconds > 0:
+            raise InvalidInput(f"every_seconds={every_seconds!r}: give a positive number of seconds, or None")
+        if on_busy not in ("wait", "skip"):
+            raise InvalidInput(f'on_busy={on_busy!r}: give "wait" or "skip"')
+        self.every_steps = every_steps
+        self.every_seconds = every_seconds
+        self.on_busy = on_busy
+        self._last_save = time.monotonic()
+        self._preempt_saved = False
+
+    def should_save(self, step: int, *, preempted: bool) -> bool:
+        """Whether to save at the end of ``step``.
+
+        ``every_steps`` is a pure function of the step: its multiples, step 0 only when every step is saved.
+        A preemption asks for one save.
+        """
+        if preempted and not self._preempt_saved:
+            return True
+        if self.every_steps is not None and step % self.every_steps == 0 and (step > 0 or self.every_steps == 1):
+            return True
+        return self.every_seconds is not None and time.monotonic() - self._last_save >= self.every_seconds
+
+    def saved(self, *, preempted: bool) -> None:
+        """A save has begun: the clock of ``every_seconds`` starts anew."""
+        self._last_save = time.monotonic()
+        self._preempt_saved = self._preempt_saved or preempted
+
+
+class PreemptionFlag:
+    """Signal handlers that only set a flag, in the process that installed them; earlier handlers are chained."""
+
+    def __init__(self, signals: Sequence[int | signal.Signals]) -> None:
+        self.raised = False
+        self._pid = os.getpid()
+        self._previous: dict[int, Any] = {}
+        if signals and threading.current_thread() is not threading.main_thread():
+            raise InvalidInput("preempt_signals can be set from the main thread only: signal handlers live there")
+        for number in signals:
+            try:
+                self._previous[int(number)] = signal.signal(number, self._handle)
+            except (OSError, ValueError) as error:
+                self.close()
+                raise InvalidInput(f"preempt_signals: signal {number!r} cannot be handled: {error}") from error
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        previous = self._previous.get(number)
+        if os.getpid() != self._pid:
+            # A forked worker inherited this handler: behave as if it had not been installed there.
+            signal.signal(number, previous if previous is not None else signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.raised = True
+        if callable(previous) and previous is not signal.default_int_handler:
+            previous(number, frame)
+
+    def close(self) -> None:
+        """Put the earlier handlers back, unless somebody has replaced ours in the meantime."""
+        if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
+            return
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, previous if previous is not None else signal.SIG_DFL)
+        self._previous = {}
