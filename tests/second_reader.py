@@ -43,7 +43,6 @@ CALLED |= {
     "numpy.dtype": np.dtype,
 }
 digest = xxhash.xxh3_128_hexdigest
-BYTES = {"bytes": bytes, "bytearray": bytearray}
 
 
 def once(pairs):
@@ -132,7 +131,8 @@ def rebuild(node, arrays, slots):
         return rebuild(n, arrays, slots)
 
     def pairs(p, into):
-        dict.update(into, ((go(k), go(v)) for k, v in p))  # Counter.update would count
+        for k, v in p:
+            into[go(k)] = go(v)
         return into
 
     if not isinstance(node, dict):
@@ -140,7 +140,7 @@ def rebuild(node, arrays, slots):
     ((tag, p),) = node.items()
     if tag in ("tensor", "array", "stored_bytes", "stored_bytearray"):
         array = arrays[p if isinstance(p, str) else p[0]]
-        return array if tag in ("tensor", "array") else BYTES[tag[7:]](array.tobytes())
+        return array if tag in ("tensor", "array") else (bytes if tag == "stored_bytes" else bytearray)(array.tobytes())
     if tag in FILLED:
         return pairs(p, FILLED[tag]())
     if tag in GATHERED:

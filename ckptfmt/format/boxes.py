@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 from typing import Final
 
@@ -15,7 +14,9 @@ Box = tuple[Extent, Extent]
 """(start, size): both have one number for each dimension."""
 
 IRREGULAR_MAX: Final = 2048
-"""Most boxes of one tensor that may tile it without lying in slabs (bounds the pairwise check)."""
+"""Most boxes of one tensor that no plane may divide (bounds the pairwise check)."""
+WORK_PER_BOX_MAX: Final = 64
+"""How often each box may be looked at, on average, while cutting."""
 
 
 def volume(size: Sequence[int]) -> int:
@@ -62,7 +63,7 @@ def check_tiling(global_shape: Sequence[int], boxes: Sequence[Box]) -> Tiling:
     solid = [box for box in distinct if all(box[1])]
     total, covered = prod(shape), sum(prod(size) for _, size in solid)
     # The clash is looked for first, because it is what explains a wrong volume best.
-    reason = _clash(solid, 0) if len(solid) > 1 else None
+    reason = _clash(solid) if len(solid) > 1 else None
     if reason is None and covered != total:
         reason = f"the boxes hold {covered} of {total} elements of the shape {list(shape)}"
     return Tiling(reason, tuple(replicas))
@@ -76,39 +77,49 @@ def misfit(shape: Extent, start: Extent, size: Extent) -> str | None:
     return None
 
 
-def _clash(boxes: list[Box], axis: int) -> str | None:
+def _clash(boxes: list[Box]) -> str | None:
     """Return a reason if two of the (distinct, non-empty) boxes overlap.
 
-    Sharding makes grids: along each axis boxes fall into slabs of equal extent. Slabs that do not
-    overlap are looked at one by one along the next axis; only what is no such grid is compared in pairs.
+    Sharding cuts along one axis, and what results along another: such cuts are found again, one by
+    one, and only what no cut divides is compared in pairs.
     """
-    if len(boxes) < 2:
-        return None
-    if axis == len(boxes[0][0]):
-        return f"two boxes hold the same elements: {_text(boxes[0])} and {_text(boxes[1])}"
-    slabs: dict[tuple[int, int], list[Box]] = {}
-    for box in boxes:
-        slabs.setdefault((box[0][axis], box[0][axis] + box[1][axis]), []).append(box)
-    edges = sorted(slabs)
-    if any(stop > start for (_, stop), (start, _) in pairwise(edges)):
-        return _pairwise(boxes, axis)
-    for slab in slabs.values():
-        reason = _clash(slab, axis + 1)
-        if reason is not None:
-            return reason
+    todo, looked_at = [boxes], 0
+    while todo:
+        group = todo.pop()
+        looked_at += len(group)
+        if looked_at > WORK_PER_BOX_MAX * max(len(boxes), IRREGULAR_MAX):
+            return f"{len(boxes)} boxes lie too irregularly to be checked"
+        for axis in range(len(group[0][0])):
+            pieces = _cut(group, axis)
+            if len(pieces) > 1:
+                todo += [piece for piece in pieces if len(piece) > 1]
+                break
+        else:
+            reason = _pairwise(group)
+            if reason is not None:
+                return reason
     return None
 
 
-def _pairwise(boxes: list[Box], axis: int) -> str | None:
-    if len(boxes) > IRREGULAR_MAX:
-        return f"{len(boxes)} boxes lie in no grid; irregular tilings have at most {IRREGULAR_MAX} boxes"
-    active: list[Box] = []
+def _cut(boxes: list[Box], axis: int) -> list[list[Box]]:
+    """Divide boxes by all planes across ``axis`` that pass between them."""
+    pieces: list[list[Box]] = []
+    reach = -1
     for box in sorted(boxes, key=lambda item: item[0][axis]):
-        active = [other for other in active if other[0][axis] + other[1][axis] > box[0][axis]]
-        for other in active:
+        if box[0][axis] >= reach:
+            pieces.append([])
+        pieces[-1].append(box)
+        reach = max(reach, box[0][axis] + box[1][axis])
+    return pieces
+
+
+def _pairwise(boxes: list[Box]) -> str | None:
+    if len(boxes) > IRREGULAR_MAX:
+        return f"{len(boxes)} boxes overlap, or can't be divided by planes; of such boxes there may be {IRREGULAR_MAX}"
+    for i, box in enumerate(boxes):
+        for other in boxes[:i]:
             if intersect(other, box) is not None:
                 return f"boxes overlap: {_text(other)} and {_text(box)}"
-        active.append(box)
     return None
 
 
