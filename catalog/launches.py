@@ -102,17 +102,18 @@ def every(connection: Connection, repository_id: int, run_name: str) -> list[Lau
     return [_record(row) for row in connection.execute(query)]
 
 
+def by_id(connection: Connection, repository_id: int, launch_id: int) -> LaunchRecord:
+    """The launch; ``CatalogError`` if there is none, for ids come from rows that refer to it."""
+    row = connection.execute(
+        _query().where(runs.c.repository_id == repository_id, launches.c.id == launch_id)
+    ).one_or_none()
+    if row is None:
+        raise CatalogError(f"the catalog has no launch {launch_id} in this repository: run `ckptfmt db check`")
+    return _record(row)
+
+
 def one(connection: Connection, launch_id: int) -> LaunchRecord:
     return _record(connection.execute(_query().where(launches.c.id == launch_id)).one())
-
-
-def known(connection: Connection, repository_id: int, launch_id: int) -> LaunchRecord:
-    """The launch; ``CatalogError`` if the repository has none with this id."""
-    query = _query().where(launches.c.id == launch_id, runs.c.repository_id == repository_id)
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        raise CatalogError(f"the catalog has no launch {launch_id}: was it put back to an earlier copy?")
-    return _record(row)
 
 
 def restored(connection: Connection, repository_id: int, generation_key: str) -> LaunchRecord | None:

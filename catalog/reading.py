@@ -77,8 +77,8 @@ def latest(
     return _single(connection, row)
 
 
-def newest_of_launch(connection: Connection, repository_id: int, launch_id: int) -> GenerationRecord | None:
-    """The newest committed generation that the launch began."""
+def last_committed_of(connection: Connection, repository_id: int, launch_id: int) -> GenerationRecord | None:
+    """The newest generation of the launch that is committed now."""
     row = connection.execute(
         _query(repository_id).where(generations.c.launch_id == launch_id, _COMMITTED).order_by(*_COMMIT_ORDER).limit(1)
     ).one_or_none()
@@ -86,13 +86,11 @@ def newest_of_launch(connection: Connection, repository_id: int, launch_id: int)
 
 
 def unproven(connection: Connection, repository_id: int, run: str) -> list[GenerationRecord]:
-    """Committed generations of the run whose proof is not yet on storage, oldest first."""
+    """Committed generations whose proof is pending, oldest commit first."""
     rows = connection.execute(
         _query(repository_id)
-        .where(
-            generations.c.run_id == _run_id(repository_id, run), _COMMITTED, generations.c.proven_at.is_(None)
-        )
-        .order_by(generations.c.id)
+        .where(generations.c.run_id == _run_id(repository_id, run), _COMMITTED, generations.c.proven_at.is_(None))
+        .order_by(generations.c.epoch, generations.c.commit_seq)
     ).all()
     names = _tags(connection, repository_id, run)
     return [_record(row, names.get(row.id, ())) for row in rows]

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from sqlalchemy import Connection, Row, select
 
 from ckptfmt.catalog.clock import database_now
 from ckptfmt.catalog.schema import runs
-from ckptfmt.catalog.transaction import Transaction, lock_run, record
+from ckptfmt.catalog.transaction import Transaction, lock_generation, lock_run, lock_run_named, record
 from ckptfmt.errors import Conflict, InvalidInput
+from ckptfmt.format.states import TRANSITIONS
 from ckptfmt.ports.catalog import RunRecord
+
+EVENT_KINDS: Final = frozenset(step.name for step in TRANSITIONS) | {
+    "run",
+    "launch",
+    "close",
+    "restore",
+    "begin",
+    "skip",
+    "prove",
+    "sweep",
+    "tag",
+    "untag",
+    "pin",
+    "unpin",
+    "quarantine",
+}
+"""Kinds of the events that the catalog writes by itself."""
 
 
 def ensure(tx: Transaction, name: str, key: str) -> RunRecord:
@@ -33,6 +52,18 @@ def ensure(tx: Transaction, name: str, key: str) -> RunRecord:
         lock_run(tx, row.id)
         record(tx, row.id, "run", detail={"name": name, "key": key})
     return _record(row)
+
+
+def note(tx: Transaction, name: str, *, generation_id: int | None, kind: str, detail: Mapping[str, Any]) -> None:
+    """Append an event that is no state change; kinds that the catalog writes itself are refused."""
+    if not kind or kind in EVENT_KINDS:
+        raise InvalidInput(f"a note needs a kind of its own, not {kind!r}")
+    run = lock_run_named(tx, name)
+    if generation_id is not None:
+        _, generation = lock_generation(tx, generation_id)
+        if generation.run_id != run.id:
+            raise InvalidInput(f"generation {generation_id} is not of run {name!r}: note it in its own run")
+    record(tx, run.id, kind, generation_id=generation_id, detail=detail)
 
 
 def every(connection: Connection, repository_id: int) -> list[RunRecord]:

@@ -16,7 +16,7 @@ from ckptfmt.catalog import events, generations, launches, packs, readers, readi
 from ckptfmt.catalog.failures import translated
 from ckptfmt.catalog.schema import generations as table
 from ckptfmt.catalog.schema import repositories
-from ckptfmt.catalog.transaction import Transaction, lock_run_named, record
+from ckptfmt.catalog.transaction import Transaction
 from ckptfmt.errors import CatalogError, NotFound
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import (
@@ -117,6 +117,14 @@ class SqlCatalog:
         with self._reading() as connection:
             return launches.every(connection, self._repository_id, run)
 
+    def launch(self, launch_id: int) -> LaunchRecord:
+        with self._reading() as connection:
+            return launches.by_id(connection, self._repository_id, launch_id)
+
+    def last_committed_of(self, launch_id: int) -> GenerationRecord | None:
+        with self._reading() as connection:
+            return reading.last_committed_of(connection, self._repository_id, launch_id)
+
     def acquire_launch(
         self, run: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None = None
     ) -> LaunchRecord:
@@ -130,14 +138,6 @@ class SqlCatalog:
     def close_launch(self, launch_id: int) -> None:
         with self._writing() as tx:
             launches.close(tx, launch_id)
-
-    def launch(self, launch_id: int) -> LaunchRecord:
-        with self._reading() as connection:
-            return launches.known(connection, self._repository_id, launch_id)
-
-    def last_committed_of(self, launch_id: int) -> GenerationRecord | None:
-        with self._reading() as connection:
-            return reading.newest_of_launch(connection, self._repository_id, launch_id)
 
     def set_restored_from(self, launch_id: int, generation_key: str) -> None:
         with self._writing() as tx:
@@ -309,7 +309,7 @@ class SqlCatalog:
 
     def note(self, run: str, *, generation_id: int | None, kind: str, detail: Mapping[str, Any]) -> None:
         with self._writing() as tx:
-            record(tx, lock_run_named(tx, run).id, kind, generation_id=generation_id, detail=dict(detail))
+            runs.note(tx, run, generation_id=generation_id, kind=kind, detail=detail)
 
     def view(self, name: str, *, run: str | None = None) -> list[dict[str, Any]]:
         with self._reading() as connection:

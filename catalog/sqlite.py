@@ -23,6 +23,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
+from sqlalchemy.util import LRUCache
 
 from ckptfmt.catalog.failures import is_busy, sqlite_code
 from ckptfmt.errors import CatalogError
@@ -30,6 +31,8 @@ from ckptfmt.errors import CatalogError
 BUSY_SECONDS: Final = 30.0
 FileMode = Literal["ro", "rw", "rwc"]
 
+# Statements compile once per process, not once per catalog object.
+_compiled: Final[LRUCache[Any, Any]] = LRUCache(500)
 _open_connections: set[sqlite3.Connection] = set()
 _forked_while_open = False
 
@@ -129,7 +132,12 @@ class SqliteSessions:
             self._pid = os.getpid()
 
     def _engine(self, begin: str) -> Engine:
-        engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
+        engine = create_engine(
+            "sqlite://",
+            creator=self._connect,
+            poolclass=NullPool,
+            execution_options={"compiled_cache": _compiled},
+        )
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
