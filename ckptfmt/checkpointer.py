@@ -263,8 +263,8 @@ class Checkpointer:
             raise InvalidInput(f"the checkpointer of run {self._context.run.name!r} is closed; open another one")
         if os.getpid() != self._pid:
             raise InvalidInput(
-                f"the checkpointer of run {self._context.run.name!r} belongs to process {self._pid}; a forked child must "
-                "not save through it: open the repository again there"
+                f"the checkpointer of run {self._context.run.name!r} belongs to process {self._pid}; a forked child "
+                "must not save through it: open the repository again there"
             )
 
     # -- ending ---------------------------------------------------------------------------------

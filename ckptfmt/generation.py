@@ -131,7 +131,7 @@ class Generation(Mapping[str, "StoredTensor"]):
             return restore_state(self._opened, into, self._live_families(), options, arena=arena)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Read every byte and compare it with its digest; ``progress(done, total)`` is called with bytes, from threads."""
+        """Read every byte and compare it with its digest; ``progress(done, total)`` gets bytes, from threads."""
         with self._guard(self._opened):
             return verify(self._opened, progress)
 

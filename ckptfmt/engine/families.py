@@ -87,7 +87,7 @@ def is_stateful(value: Any) -> bool:
 def _expand_generic(path: str, value: Any) -> Expansion:
     type_name = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, Rng):
-        return Expansion("rng", type_name, value.state(), live=False, apply=value.restore)
+        return Expansion("rng", type_name, value.state(), live=False, apply=value.restore, check=value.check)
     try:
         state = value.state_dict()
     except Exception as error:

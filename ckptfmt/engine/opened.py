@@ -101,7 +101,8 @@ def open_proven(site: Site, folder: str, commit: verdict.Commit) -> Opened:
         raise NotCommitted(f"{folder or site.backend.url}: generation {commit.id} was aborted: {commit.reason}")
     if verdicts.read_retired(site.backend, folder) is not None:
         raise NotCommitted(
-            f"{folder or site.backend.url}: generation {commit.id} of run {commit.run!r} was retired; its bytes may be gone"
+            f"{folder or site.backend.url}: generation {commit.id} of run {commit.run!r} was retired; "
+            "its bytes may be gone"
         )
     manifest = read_manifest(site, folder, commit.manifest.name, commit.manifest.digest, commit.key)
     protocol.check_packs(site, folder, manifest)
@@ -149,8 +150,8 @@ def read_manifest(site: Site, folder: str, name: str, digest: str, key: str) -> 
         ) from error
     if manifest_digest(stored) != digest:
         raise Corrupt(
-            f"{site.backend.url}: the bytes of {where} hash to {manifest_digest(stored)}, recorded is {digest}; restore "
-            "an older generation with at=..., or put the object back from a copy",
+            f"{site.backend.url}: the bytes of {where} hash to {manifest_digest(stored)}, recorded is {digest}; "
+            "restore an older generation with at=..., or put the object back from a copy",
             object=where,
         )
     try:

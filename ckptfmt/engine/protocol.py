@@ -43,7 +43,8 @@ def read_parts(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -
         stored = site.backend.read(key, limit=PART_BYTES_MAX)
         if manifest_digest(stored) != rank.part_digest:
             raise Corrupt(
-                f"{site.backend.url}: {key} differs from the part that rank {rank.rank} acknowledged (generation {row.id})",
+                f"{site.backend.url}: {key} differs from the part that rank {rank.rank} acknowledged "
+                f"(generation {row.id})",
                 object=key,
             )
         parts.append(decode_part(stored))
@@ -106,7 +107,8 @@ def durable_facts(manifest: Manifest, key: str, name: str, digest: str, nbytes: 
 
 
 def commit(site: Site, row: GenerationRecord, *, fence: int, until: float) -> GenerationRecord:
-    """C4, the commit point. A doubtful answer is resolved by repeating the compare-and-swap until ``until`` (monotonic)."""
+    """C4, the commit point. A doubtful answer is resolved by repeating the compare-and-swap, until ``until``
+    (``time.monotonic``)."""
     return repeat_sql(lambda: site.sql().commit(row.id, fence=fence), until=until)
 
 

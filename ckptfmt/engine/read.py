@@ -120,9 +120,7 @@ def read_regions(
             progress(sum(nbytes for *_, nbytes in unit.chunks))
 
     tasks = [
-        lambda region=region, unit=unit: read(region, unit)  # type: ignore[misc]
-        for region in plan.regions
-        for unit in read_units(region)
+        lambda region=region, unit=unit: read(region, unit) for region in plan.regions for unit in read_units(region)
     ]
     run_all(tasks, threads=thread_count(), name="ckptfmt-read")
 

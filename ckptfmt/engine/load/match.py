@@ -52,6 +52,8 @@ class Apply:
     node: tree.Node
     kind: str
     apply: Setter
+    check: Setter | None
+    """Raises ``Mismatch`` if ``apply`` would refuse the state; touches nothing."""
 
 
 @dataclass
@@ -105,8 +107,8 @@ class Matcher:
         fillable = isinstance(live, dict | list) or self._families.of(live) is not None
         if not fillable and id(live) not in self._expansions and not isinstance(live, Sharded):
             raise InvalidInput(
-                f"restore(into=...) got a {type(live).__name__}, which cannot be changed in place; pass a dict or list of "
-                "objects and tensors, a module, or use load()"
+                f"restore(into=...) got a {type(live).__name__}, which cannot be changed in place; pass a dict or "
+                "list of objects and tensors, a module, or use load()"
             )
         self._visit(self._opened.common, live, "", _no_put)
         if self._renamed is not None:
@@ -166,6 +168,10 @@ class Matcher:
         if name is None or family is None:
             plan.problems.append(f"{path}: a tensor here, but saved was {describe(node)}")
             return None
+        reason = family.check_fillable(live, path)
+        if reason is not None:
+            plan.problems.append(reason)
+            return None
         row = self._opened.tensor(name, self._rank)
         spec = family.describe(live, path)
         whole = spec.global_shape if box is None else tuple(box.global_shape)
@@ -176,10 +182,6 @@ class Matcher:
         cast = spec.dtype != row.dtype
         if cast and not self._cast:
             plan.problems.append(f"{path}: saved dtype {row.dtype}, live dtype {spec.dtype} (cast=True converts)")
-            return None
-        reason = family.check_fillable(live, path)
-        if reason is not None:
-            plan.problems.append(reason)
             return None
         plan.fills.append(Fill(path, live, family, row, start, spec.size, cast))
         plan.loaded.append(path)
@@ -215,7 +217,7 @@ class Matcher:
             return self._skip(path)
         self._used.update(paths)
         if expansion.apply is not None:
-            self.plan.applies.append(Apply(path, state, expansion.kind, expansion.apply))
+            self.plan.applies.append(Apply(path, state, expansion.kind, expansion.apply, expansion.check))
         self.plan.loaded.extend(paths or [path])
         return None
 
@@ -347,9 +349,7 @@ def tag_of(node: tree.Node) -> str:
     """The node's tag; ``list`` for an array, ``value`` for what stands for itself."""
     if isinstance(node, list):
         return "list"
-    if isinstance(node, dict) and len(node) == 1:
-        return next(iter(node))
-    return "value"
+    return str(next(iter(node))) if isinstance(node, dict) and len(node) == 1 else "value"
 
 
 def tensor_name(node: tree.Node) -> str | None:

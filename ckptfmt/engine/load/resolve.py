@@ -1,4 +1,7 @@
-"""Which generation: by the catalog, or without one by what COMMIT.json proves. Never by name, step order, mtime or clock."""
+"""Which generation: by the catalog, or without one by what COMMIT.json proves.
+
+Never by name, step order, mtime or clock.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class Wanted:
 
 
 def open_wanted(site: Site, run: str | None, wanted: Wanted) -> Opened:
-    """Resolve and open. ``NotFound``/``NotCommitted`` say which of "none", "none committed" and "not this one" it is."""
+    """Resolve and open. ``NotFound``/``NotCommitted`` tell "none", "none committed" and "not this one" apart."""
     if site.catalog is not None:
         return open_row(site, resolve_row(site.catalog, site.backend.url, run, wanted))
     folder, commit = resolve_proof(site, run, wanted)

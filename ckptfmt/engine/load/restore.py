@@ -96,20 +96,17 @@ def plan_restore(opened: Opened, into: Any, families: Families, options: Restore
 def _execute(
     opened: Opened, plan: RestorePlan, families: Families, options: RestoreOptions, arena: Arena | None
 ) -> int:
-    nodes = [item.node for item in (*plan.assigns, *plan.applies)]
-    built = read_entries(opened, wanted_entries(opened, nodes, options.rank))
+    nodes = [*(item.node for item in plan.assigns), *(item.node for item in plan.applies)]
+    entries = wanted_entries(opened, nodes, options.rank)
+    builder = Builder(opened, families, read_entries(opened, entries), rank=options.rank)
+    values = [builder.value(item.node) for item in plan.applies]
+    items = [builder.value(item.node) for item in plan.assigns]
+    _check(plan, values)
     changed: list[str] = []
     if options.atomic:
         target = map_memory if arena is None else _arena_memory(arena)
-        memory = read_entries(opened, [fill.row for fill in plan.fills], memory=target)
-        builder = Builder(opened, families, built, rank=options.rank)
-        values = [builder.value(item.node) for item in plan.applies]
-        items = [builder.value(item.node) for item in plan.assigns]
-        _fill(plan.fills, memory)
+        _fill(plan.fills, read_entries(opened, [fill.row for fill in plan.fills], memory=target))
     else:
-        builder = Builder(opened, families, built, rank=options.rank)
-        values = [builder.value(item.node) for item in plan.applies]
-        items = [builder.value(item.node) for item in plan.assigns]
         try:
             fill_through_window(opened, plan.fills, changed)
         except CkptError as error:
@@ -118,9 +115,20 @@ def _execute(
             raise
     changed += [fill.path for fill in plan.fills]
     _apply(plan, values, items, changed)
-    return sum(fill.row.nbytes for fill in plan.fills) + sum(
-        entry.nbytes for entry in wanted_entries(opened, nodes, options.rank)
-    )
+    return sum(fill.row.nbytes for fill in plan.fills) + sum(entry.nbytes for entry in entries)
+
+
+def _check(plan: RestorePlan, values: Sequence[Any]) -> None:
+    """Ask every object whether it will take its state, before anything is touched."""
+    problems: list[str] = []
+    for item, value in zip(plan.applies, values, strict=True):
+        if item.check is not None:
+            try:
+                item.check(value)
+            except Mismatch as error:
+                problems += [f"{item.path}: {problem}" for problem in error.problems or (error.message,)]
+    if problems:
+        raise Mismatch("the saved state does not fit the live objects; nothing was changed:", tuple(problems))
 
 
 def _arena_memory(arena: Arena) -> Callable[[int], memoryview]:

@@ -21,7 +21,10 @@ _POLL_SECONDS = 0.25
 
 
 def launch_token(given: str | None) -> str:
-    """The launch's identity: explicit, else random. Never from a clock or the environment, which a requeued job keeps."""
+    """The launch's identity: explicit, else random.
+
+    Never from a clock, and never from the environment, which a requeued job keeps.
+    """
     if given is not None:
         layout.validate_launch_token(given)
         return given

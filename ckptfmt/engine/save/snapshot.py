@@ -89,7 +89,7 @@ class Snapshot:
                 if source is not None:
                     moves.append((base + offset, source, nbytes))
                     continue
-                family, pairs, position = others.setdefault(id(leaf.family), (leaf.family, [], {}))
+                _, pairs, position = others.setdefault(id(leaf.family), (leaf.family, [], {}))
                 position[index] = len(pairs)
                 pairs.append((leaf.value, image[offset : offset + nbytes]))
         # Device copies are enqueued first: they proceed while the host copies its own.
