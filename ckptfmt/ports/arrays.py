@@ -96,10 +96,12 @@ class ArrayFamily(Protocol):
         wrapper tensors, and for dtypes that the format lacks."""
 
     def flags(self, value: Any) -> tuple[str, ...]:
-        """Facts needed to rebuild exactly: ``parameter``, ``buffer``, ``non_persistent``, ``requires_grad``, ``channels_last``, ..."""
+        """Facts needed to rebuild exactly: ``parameter``, ``buffer``, ``non_persistent``, ``requires_grad``,
+        ``channels_last``, ..."""
 
     def host_address(self, value: Any) -> int | None:
-        """Address of the leaf's bytes where they already lie in host memory, dense, in C order and little-endian; else None."""
+        """Address of the leaf's bytes where they already lie in host memory, dense, in C order and little-endian;
+        else None."""
 
     def capture(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
         """Copy each value's box into its host memory. CPU values are final on return."""
@@ -115,7 +117,8 @@ class ArrayFamily(Protocol):
         """A reason why ``value`` cannot be filled (e.g. on the meta device: names ``to_empty``), or None."""
 
     def build(self, spec: LeafSpec, host: memoryview, flags: Sequence[str], device: Any | None) -> Any:
-        """Return a value over ``host`` (writable; the value keeps it alive, without a copy where the library allows) or, with a device, on that device."""
+        """Return a value over ``host`` (writable; the value keeps it alive, without a copy where the library allows)
+        or, with a device, on that device."""
 
     def pin(self, memory: memoryview) -> Callable[[], None]:
         """Register host memory for fast device copies; returns the undo. A no-op without a device."""

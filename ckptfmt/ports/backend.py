@@ -1,4 +1,4 @@
-"""What the engine asks of a place that holds objects (DESIGN section 8).
+"""What the engine asks of a place that holds objects (spec/format-v1.md, "What storage must offer").
 
 A key is a relative path of plain ASCII components joined by ``/`` (``format.layout.validate_key``).
 Objects are written once and never changed. Every method raises only the ``BackendError`` family,
@@ -39,7 +39,8 @@ class ObjectInfo:
 
 
 class ObjectWriter(Protocol):
-    """One object being written. Not visible to ``head`` as complete until ``finish`` returns: absent, or of another length."""
+    """One object being written. Until ``finish`` returns ``head`` does not show it as complete: it is absent, or of
+    another length."""
 
     def write_at(self, offset: int, data: Buffer) -> None:
         """Write all of ``data`` at ``offset``. Safe to call from several threads on disjoint ranges.
@@ -54,7 +55,10 @@ class ObjectWriter(Protocol):
         """
 
     def abort(self) -> None:
-        """Give the object up and remove what was written; a finished object stays. Idempotent; never raises on absent files."""
+        """Give the object up and remove what was written; a finished object stays.
+
+        Idempotent; never raises on absent files.
+        """
 
 
 class Backend(Protocol):
@@ -87,7 +91,10 @@ class Backend(Protocol):
         """
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``offset``. A short object is ``Corrupt``, an absent one ``NotFound``; never a partial fill reported as success."""
+        """Fill ``buffer`` from ``offset``. A short object is ``Corrupt``, an absent one ``NotFound``.
+
+        A partial fill is never reported as success.
+        """
 
     def read(self, key: str, *, limit: int) -> bytes:
         """Return a whole small object; one longer than ``limit`` bytes is ``FormatError``."""
@@ -101,7 +108,10 @@ class Backend(Protocol):
         """Remove an object, durably. Absent is success."""
 
     def sweep_debris(self, prefix: str, *, dry_run: bool) -> list[ObjectInfo]:
-        """Remove (or with ``dry_run`` list) leftovers of unfinished creates under ``prefix``. The caller vouches that no writer is alive there."""
+        """Remove (or with ``dry_run`` list) leftovers of unfinished creates under ``prefix``.
+
+        The caller vouches that no writer is alive there.
+        """
 
     def space(self) -> int | None:
         """Free bytes for a writer without privileges, or None where the place does not tell."""

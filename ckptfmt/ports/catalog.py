@@ -1,4 +1,4 @@
-"""What the engine asks of the SQL catalog (DESIGN section 5).
+"""What the engine asks of the SQL catalog (spec/catalog.md).
 
 A ``Catalog`` speaks for one repository. Each method is one transaction. Timestamps are taken from
 the database's clock and returned as aware UTC datetimes. ``fence`` is the caller's launch fence: the
@@ -214,7 +214,9 @@ class Catalog(Protocol):
     def launches(self, run: str) -> list[LaunchRecord]:
         """Newest first."""
 
-    def acquire_launch(self, run: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None = None) -> LaunchRecord:
+    def acquire_launch(
+        self, run: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None = None
+    ) -> LaunchRecord:
         """Take the run's lease: raise ``runs.fence`` by one and insert the launch with it.
 
         ``Conflict`` (naming host, pid and age of the holder) while another launch is live, unless
@@ -237,7 +239,18 @@ class Catalog(Protocol):
     def set_restored_from(self, launch_id: int, generation_key: str) -> None: ...
 
     # -- the save, C1 to C5 --------------------------------------------------------------------
-    def begin_save(self, launch_id: int, *, n: int, step: int, key: str, ranks: Sequence[int], deadline_seconds: float | None, fence: int, tags: Sequence[str] = ()) -> SaveTicket:
+    def begin_save(
+        self,
+        launch_id: int,
+        *,
+        n: int,
+        step: int,
+        key: str,
+        ranks: Sequence[int],
+        deadline_seconds: float | None,
+        fence: int,
+        tags: Sequence[str] = (),
+    ) -> SaveTicket:
         """C1. Idempotent by (launch, n); another step for the same n is ``Conflict``.
 
         ``tags`` are remembered and given to the generation by ``commit``.
@@ -246,22 +259,45 @@ class Catalog(Protocol):
     def skip_save(self, launch_id: int, *, n: int, step: int, fence: int) -> None:
         """Record that save ``n`` was skipped because one was in flight."""
 
-    def report_rank(self, generation_id: int, rank: int, *, state: RankState, part_name: str | None = None, part_digest: str | None = None, nbytes: int | None = None,
-                    stall_seconds: float | None = None, write_seconds: float | None = None, retries: int = 0, error: str | None = None) -> None:
-        """C2. The rank's own row; needs no lock. ``Conflict`` if the generation is no longer ``writing``, or a different part digest was reported before."""
+    def report_rank(
+        self,
+        generation_id: int,
+        rank: int,
+        *,
+        state: RankState,
+        part_name: str | None = None,
+        part_digest: str | None = None,
+        nbytes: int | None = None,
+        stall_seconds: float | None = None,
+        write_seconds: float | None = None,
+        retries: int = 0,
+        error: str | None = None,
+    ) -> None:
+        """C2. The rank's own row; needs no lock.
+
+        ``Conflict`` if the generation is no longer ``writing``, or a different part digest was reported before.
+        """
 
     def ranks(self, generation_id: int) -> list[RankRecord]: ...
 
     def mark_durable(self, generation_id: int, facts: DurableFacts, *, fence: int) -> GenerationRecord:
-        """C3, ``writing -> durable``. Needs every expected rank durable and every lower save of the launch terminal. Idempotent for equal facts."""
+        """C3, ``writing -> durable``. Idempotent for equal facts.
+
+        Needs every expected rank durable and every lower save of the launch terminal.
+        """
 
     def commit(self, generation_id: int, *, fence: int) -> GenerationRecord:
-        """C4, the commit point: ``durable -> committed`` with the run's next ``commit_seq``; moves the save's tags here. Idempotent. ``Conflict`` if it was aborted."""
+        """C4, the commit point: ``durable -> committed`` with the run's next ``commit_seq``; moves the save's tags here.
+
+        Idempotent. ``Conflict`` if it was aborted.
+        """
 
     def set_proven(self, generation_id: int) -> GenerationRecord:
         """C5: COMMIT.json is durable. Idempotent."""
 
-    def abort(self, generation_id: int, *, stage: str, rank: int | None, reason: str, fence: int | None) -> GenerationRecord:
+    def abort(
+        self, generation_id: int, *, stage: str, rank: int | None, reason: str, fence: int | None
+    ) -> GenerationRecord:
         """``writing|durable -> aborted``; already aborted is success with the first reason kept.
 
         Committed (or later) is ``Conflict``: look at the returned state before saying "aborted".
@@ -305,8 +341,10 @@ class Catalog(Protocol):
 
     def generation_by_key(self, key: str) -> GenerationRecord | None: ...
 
-    def generations(self, *, run: str | None = None, states: Sequence[State] | None = None, limit: int | None = None) -> list[GenerationRecord]:
-        """Newest first: committed ones by (epoch, commit_seq) descending ahead of the others by id descending when states are mixed; never by step or time."""
+    def generations(
+        self, *, run: str | None = None, states: Sequence[State] | None = None, limit: int | None = None
+    ) -> list[GenerationRecord]:
+        """Newest first, never by step or time: committed ones by (epoch, commit_seq), ahead of the others by id."""
 
     def latest(self, run: str) -> GenerationRecord | None:
         """Newest committed generation that is not quarantined, by (epoch, commit_seq)."""
@@ -320,11 +358,16 @@ class Catalog(Protocol):
     def tagged(self, run: str, tag: str) -> GenerationRecord | None: ...
 
     def open_reader(self, generation_id: int, *, host: str, pid: int, ttl_seconds: float) -> int:
-        """Register a live reader of a committed generation; the same transaction checks that it still is. Returns the reader's id. ``NotCommitted`` otherwise."""
+        """Register a live reader of a committed generation and return the reader's id.
+
+        The same transaction checks that it is committed still: ``NotCommitted`` otherwise.
+        """
 
     def close_reader(self, reader_id: int) -> None: ...
 
-    def events(self, *, run: str | None = None, generation_id: int | None = None, limit: int | None = None) -> list[EventRecord]:
+    def events(
+        self, *, run: str | None = None, generation_id: int | None = None, limit: int | None = None
+    ) -> list[EventRecord]:
         """Oldest first."""
 
     def note(self, run: str, *, generation_id: int | None, kind: str, detail: Mapping[str, Any]) -> None:

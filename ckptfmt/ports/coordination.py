@@ -39,4 +39,7 @@ class Coordination(Protocol):
         """Tell the others that this rank failed."""
 
     def gather(self, generation_id: int, *, timeout: float) -> list[PartReport]:
-        """C3: block until every expected rank has acknowledged. ``SaveFailed`` names the rank that failed or stayed silent."""
+        """C3: block until every expected rank has acknowledged.
+
+        ``SaveFailed`` names the rank that failed or stayed silent.
+        """
