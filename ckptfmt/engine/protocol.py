@@ -1,4 +1,4 @@
-"""C3, C4 and C5 of the commit protocol (spec/catalog.md, "Commit protocol").
+"""C3, C4 and C5 of the commit protocol (spec/commit-protocol.md).
 
 A save finishes itself through these steps, and a takeover or recover finishes what an older launch left
 through the very same ones. Each may be repeated after a crash or a lost answer.

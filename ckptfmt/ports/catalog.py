@@ -287,7 +287,7 @@ class Catalog(Protocol):
         """
 
     def commit(self, generation_id: int, *, fence: int) -> GenerationRecord:
-        """C4, the commit point: ``durable -> committed`` with the run's next ``commit_seq``; moves the save's tags here.
+        """C4, the commit point: ``durable -> committed`` with the next ``commit_seq`` of the run; moves the tags here.
 
         Idempotent. ``Conflict`` if it was aborted.
         """
