@@ -28,13 +28,21 @@ NO_CATALOG = "none"
 EMBEDDED_CATALOG = "catalog.sqlite"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Connection:
     """What a URL led to: a repository, or (``folder``) one generation's folder by itself."""
 
     url: str
     site: Site
     folder: bool = False
+    closed: bool = False
+
+    def close(self) -> None:
+        """Close catalog and backend. Generations that are open already stay readable."""
+        self.closed = True
+        if self.site.catalog is not None:
+            self.site.catalog.close()
+        self.site.backend.close()
 
 
 # -- backends ---------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
 
-from ckptfmt import connect
+from ckptfmt import connect, reading
 from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.engine.keep.recover import prove_committed, settle_older
 from ckptfmt.engine.save.alone import Alone
@@ -15,48 +15,47 @@ from ckptfmt.errors import InvalidInput
 from ckptfmt.format import layout
 from ckptfmt.policy import PreemptionFlag, SavePolicy
 
-if TYPE_CHECKING:
-    from ckptfmt.repository import Repository
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """What ``Repository.checkpointer`` was asked for. ``commit_timeout`` is in seconds."""
+
+    run: str
+    policy: SavePolicy
+    signals: tuple[int, ...]
+    commit_timeout: float
+    token: str | None
+    takeover: bool
 
 
-def begin_launch(
-    repository: Repository,
-    run: str,
-    options: Mapping[str, Any],
-    signals: Sequence[int],
-    *,
-    commit_timeout: float,
-    launch: str | None,
-    takeover: bool,
-) -> Checkpointer:
+def begin_launch(connection: connect.Connection, order: LaunchOrder) -> Checkpointer:
     """Take the run's lease and return its checkpointer."""
-    policy = SavePolicy(**options)
-    if not commit_timeout > 0:
-        raise InvalidInput(f"commit_timeout={commit_timeout!r}: give a positive number of seconds")
-    site = repository.site
+    if not order.commit_timeout > 0:
+        raise InvalidInput(f"commit_timeout={order.commit_timeout!r}: give a positive number of seconds")
+    run = order.run
+    site = connection.site
     catalog = site.sql()
     record = catalog.ensure_run(run, layout.run_key(run))
-    token = launch_token(launch)
-    held = acquire(catalog, run, token=token, takeover=takeover)
+    held = acquire(catalog, run, token=launch_token(order.token), takeover=order.takeover)
     flag = None
     try:
         settle_older(site, run, held)
         prove_committed(site, run, dry_run=False)
-        flag = PreemptionFlag(signals)
+        flag = PreemptionFlag(order.signals)
         context = LaunchContext(
             site=site,
             run=record,
             launch=held,
             coordination=Alone(catalog),
-            commit_timeout=commit_timeout,
+            commit_timeout=order.commit_timeout,
         )
         return Checkpointer(
             context,
-            policy=policy,
+            policy=order.policy,
             flag=flag,
             families=connect.live_families,
-            open_row=repository.opened,
-            open_at=lambda at: repository.find(run, at),
+            open_row=partial(reading.open_record, connection),
+            open_at=partial(reading.find, connection, run),
         )
     except BaseException:
         if flag is not None:

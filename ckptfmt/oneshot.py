@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from ckptfmt import connect
@@ -12,6 +13,7 @@ from ckptfmt.engine.load.names import Patterns, Rename
 from ckptfmt.engine.reports import RestoreReport
 from ckptfmt.errors import InvalidInput
 from ckptfmt.generation import Generation
+from ckptfmt.reading import find
 from ckptfmt.reference import At, merge, parse_reference
 from ckptfmt.repository import Repository, open_repository
 
@@ -89,8 +91,9 @@ def load(
     Raises ``NotFound``, ``NotCommitted``, ``Corrupt`` (tensor, object, offset), ``Unverifiable``.
     """
     reference = merge(parse_reference(url), run=run, at=at)
-    with open(reference.url, mode="r", catalog=catalog, storage_options=storage_options) as repository:
-        return repository.find(reference.run, reference.at).load(
+    connection = connect.open_site(reference.url, mode="r", catalog=catalog, storage_options=storage_options)
+    with closing(connection):
+        return find(connection, reference.run, reference.at).load(
             subtree=subtree, keys=keys, exclude=exclude, device=device, framework=framework, verify=verify
         )
 
@@ -118,7 +121,8 @@ def restore(
     names to live ones (a function, or a mapping of dotted prefixes), ``cast`` allows dtype changes and reports them.
     """
     reference = merge(parse_reference(url), run=run, at=at)
-    with open(reference.url, mode="r", catalog=catalog, storage_options=storage_options) as repository:
-        return repository.find(reference.run, reference.at).restore(
+    connection = connect.open_site(reference.url, mode="r", catalog=catalog, storage_options=storage_options)
+    with closing(connection):
+        return find(connection, reference.run, reference.at).restore(
             into, strict=strict, cast=cast, keys=keys, rename=rename, atomic=atomic
         )

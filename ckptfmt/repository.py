@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptfmt import connect, overview
-from ckptfmt.engine import process
+from ckptfmt import connect, overview, reading
 from ckptfmt.engine.keep import gc, recover
-from ckptfmt.engine.load.resolve import Wanted, open_folder, open_wanted
-from ckptfmt.engine.opened import Opened, open_row
 from ckptfmt.engine.reports import GcReport, GenerationInfo, RecoverReport, RunInfo
 from ckptfmt.engine.save.launch import acquire
-from ckptfmt.engine.site import Site
 from ckptfmt.errors import InvalidInput
 from ckptfmt.generation import Generation
-from ckptfmt.reference import At, parse_at
+from ckptfmt.policy import SavePolicy
+from ckptfmt.reference import At
 
 if TYPE_CHECKING:
     from ckptfmt.checkpointer import Checkpointer
-    from ckptfmt.ports.catalog import GenerationRecord, LaunchRecord
-
-_READER_SECONDS = 3600.0
+    from ckptfmt.ports.catalog import LaunchRecord
 
 
 class Repository:
@@ -46,11 +40,6 @@ class Repository:
     def mode(self) -> connect.Mode:
         return self._mode
 
-    @property
-    def site(self) -> Site:
-        """The parts, for the tools that stand beside this front."""
-        return self._connection.site
-
     def checkpointer(
         self,
         run: str | None = None,
@@ -67,81 +56,63 @@ class Repository:
 
         ``Conflict`` names a live holder; ``takeover=True`` fences it.
         """
-        from ckptfmt.launching import begin_launch
+        from ckptfmt.launching import LaunchOrder, begin_launch
 
         self._check_writable("saving")
-        options = {"every_steps": every_steps, "every_seconds": every_seconds, "on_busy": on_busy}
-        name = run or self._run or "default"
-        return begin_launch(
-            self, name, options, preempt_signals, commit_timeout=commit_timeout, launch=launch, takeover=takeover
+        policy = SavePolicy(every_steps=every_steps, every_seconds=every_seconds, on_busy=on_busy)
+        order = LaunchOrder(
+            run or self._run or "default", policy, tuple(preempt_signals), commit_timeout, launch, takeover
         )
+        return begin_launch(self._connection, order)
 
     def runs(self) -> list[RunInfo]:
         """All runs, sorted by name."""
-        return overview.runs(self.site)
+        return overview.runs(self._connection.site)
 
     def generations(
         self, *, run: str | None = None, state: str | None = "committed", limit: int | None = None
     ) -> list[GenerationInfo]:
         """Generations, newest commit first; ``state=None`` gives all states."""
-        return overview.generations(self.site, run=run or self._run, state=state, limit=limit)
+        return overview.generations(self._connection.site, run=run or self._run, state=state, limit=limit)
 
     def latest(self, run: str | None = None) -> Generation:
         """The latest committed generation. ``NotFound``, or ``NotCommitted`` if there are only others."""
-        return self.find(run)
+        return reading.find(self._connection, run or self._run, None if run else self._at)
 
     def generation(self, id: int) -> Generation:
         """A committed generation by id. ``NotFound``, ``NotCommitted``."""
-        return self.find(None, id)
-
-    def find(self, run: str | None = None, at: At = None) -> Generation:
-        """The generation that ``run`` and ``at`` (id, ``"step:N"``, ``"tag:T"``, None = latest) name."""
-        if self._connection.folder:
-            return self.opened(open_folder(self.site))
-        wanted = parse_at(at if at is not None else self._at)
-        return self.opened(open_wanted(self.site, run or self._run, Wanted(wanted.id, wanted.step, wanted.tag)))
-
-    def opened(self, opened: Opened | GenerationRecord) -> Generation:
-        """Wrap an opened generation, or open a catalog row."""
-        return Generation(
-            opened if isinstance(opened, Opened) else open_row(self.site, opened),
-            families_for=connect.families_for,
-            live_families=connect.live_families,
-            guard=_reading,
-        )
+        return reading.find(self._connection, self._run, id)
 
     def tag(self, id: int, name: str) -> None:
         """Give a committed generation a tag; it moves if another generation of the run had it."""
         self._check_writable("tagging")
-        self.site.sql().tag(id, name)
+        self._connection.site.sql().tag(id, name)
 
     def untag(self, id: int, name: str) -> None:
         """Take a tag away. ``NotFound`` if the generation does not have it."""
         self._check_writable("untagging")
-        self.site.sql().untag(id, name)
+        self._connection.site.sql().untag(id, name)
 
     def recover(self, run: str | None = None, *, dry_run: bool = False) -> RecoverReport:
         """Finish, adopt or abort what a crash left. Idempotent; a run that a live launch holds is left alone."""
         self._check_writable("recover")
-        return recover.recover(self.site, run or self._run, dry_run=dry_run, acquire=self._acquire)
+        return recover.recover(self._connection.site, run or self._run, dry_run=dry_run, acquire=self._acquire)
 
     def gc(self, *, dry_run: bool = True) -> GcReport:
         """Remove what aborted and retired generations left; with ``dry_run`` only list it."""
         self._check_writable("gc")
-        return gc.collect(self.site, dry_run=dry_run)
+        return gc.collect(self._connection.site, dry_run=dry_run)
 
     def close(self) -> None:
-        """Close connections. Checkpointers are closed by themselves."""
-        if self.site.catalog is not None:
-            self.site.catalog.close()
-        self.site.backend.close()
+        """Close connections. Checkpointers are closed by themselves; open generations stay readable."""
+        self._connection.close()
 
     def _check_writable(self, what: str) -> None:
-        if self.site.read_only or self.site.catalog is None:
+        if self._connection.site.read_only or self._connection.site.catalog is None:
             raise InvalidInput(f'{self.url} is open for reading only; {what} needs ckptfmt.open(url, mode="w")')
 
     def _acquire(self, run: str, token: str) -> LaunchRecord:
-        return acquire(self.site.sql(), run, token=token, takeover=False, kind="recover", wait=False)
+        return acquire(self._connection.site.sql(), run, token=token, takeover=False, kind="recover", wait=False)
 
     def __enter__(self) -> Repository:
         return self
@@ -153,22 +124,6 @@ class Repository:
 
     def __repr__(self) -> str:
         return f"<Repository {self.url} ({self._mode})>"
-
-
-@contextmanager
-def _reading(opened: Opened) -> Iterator[None]:
-    """Keep a registered reader while bytes are read, so that the generation is not retired underneath."""
-    site = opened.site
-    if site.catalog is None or site.read_only:
-        yield  # no row can be written: the grace between retirement and deletion protects this reader
-        return
-    reader = site.catalog.open_reader(
-        opened.info.id, host=process.host_name(), pid=os.getpid(), ttl_seconds=_READER_SECONDS
-    )
-    try:
-        yield
-    finally:
-        site.catalog.close_reader(reader)
 
 
 def open_repository(

@@ -1,0 +1,57 @@
+"""From a connection to generations: found, opened, and guarded by a reader's row while their bytes are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckptfmt import connect
+from ckptfmt.engine import process
+from ckptfmt.engine.load.resolve import Wanted, open_folder, open_wanted
+from ckptfmt.engine.opened import Opened, open_row
+from ckptfmt.generation import Generation
+from ckptfmt.reference import At, parse_at
+
+if TYPE_CHECKING:
+    from ckptfmt.ports.catalog import GenerationRecord
+
+_READER_SECONDS = 3600.0
+
+
+def find(connection: connect.Connection, run: str | None, at: At) -> Generation:
+    """The generation that ``run`` and ``at`` name (None: the only run, the latest committed generation)."""
+    if connection.folder:
+        return wrap(connection, open_folder(connection.site))
+    wanted = parse_at(at)
+    return wrap(connection, open_wanted(connection.site, run, Wanted(wanted.id, wanted.step, wanted.tag)))
+
+
+def open_record(connection: connect.Connection, row: GenerationRecord) -> Generation:
+    """Open the generation of a catalog row."""
+    return wrap(connection, open_row(connection.site, row))
+
+
+def wrap(connection: connect.Connection, opened: Opened) -> Generation:
+    return Generation(
+        opened,
+        families_for=connect.families_for,
+        live_families=connect.live_families,
+        guard=partial(_registered, connection),
+    )
+
+
+@contextmanager
+def _registered(connection: connect.Connection, opened: Opened) -> Iterator[None]:
+    """Keep a registered reader while bytes are read, so that the generation is not retired underneath."""
+    catalog = connection.site.catalog
+    if catalog is None or connection.site.read_only or connection.closed:
+        yield  # no row can be written: the grace between retirement and deletion protects this reader
+        return
+    reader = catalog.open_reader(opened.info.id, host=process.host_name(), pid=os.getpid(), ttl_seconds=_READER_SECONDS)
+    try:
+        yield
+    finally:
+        catalog.close_reader(reader)
