@@ -12,7 +12,7 @@ from typing import Any
 from ckptfmt.ports.catalog import GenerationRecord
 
 
-class _Report:
+class Report:
     """``as_json()`` for frozen dataclasses: plain JSON values, times as RFC 3339 text."""
 
     def as_json(self) -> dict[str, Any]:
@@ -20,7 +20,7 @@ class _Report:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, _Report):
+    if isinstance(value, Report):
         return value.as_json()
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
@@ -34,7 +34,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class GenerationInfo(_Report):
+class GenerationInfo(Report):
     """One generation as the catalog knows it (by proof: as COMMIT.json tells it). Times are aware UTC."""
 
     id: int
@@ -90,7 +90,7 @@ class GenerationInfo(_Report):
 
 
 @dataclass(frozen=True)
-class RunInfo(_Report):
+class RunInfo(Report):
     """One run: how many generations it has, the latest committed one, and who holds it."""
 
     name: str
@@ -104,7 +104,7 @@ class RunInfo(_Report):
 
 
 @dataclass(frozen=True)
-class RestoreReport(_Report):
+class RestoreReport(Report):
     """What a restore did. Names are dotted names in the live state."""
 
     generation_id: int
@@ -123,7 +123,7 @@ class RestoreReport(_Report):
 
 
 @dataclass(frozen=True)
-class Problem(_Report):
+class Problem(Report):
     """One thing wrong with one object."""
 
     kind: str
@@ -135,7 +135,7 @@ class Problem(_Report):
 
 
 @dataclass(frozen=True)
-class VerifyReport(_Report):
+class VerifyReport(Report):
     """All bytes of one generation, read and compared with their digests."""
 
     generation_id: int
@@ -156,7 +156,7 @@ class VerifyReport(_Report):
 
 
 @dataclass(frozen=True)
-class RecoverAction(_Report):
+class RecoverAction(Report):
     """What recover did, or with ``dry_run`` would do, to one generation."""
 
     generation_id: int
@@ -168,13 +168,13 @@ class RecoverAction(_Report):
 
 
 @dataclass(frozen=True)
-class RecoverReport(_Report):
+class RecoverReport(Report):
     dry_run: bool
     actions: tuple[RecoverAction, ...] = ()
 
 
 @dataclass(frozen=True)
-class GcItem(_Report):
+class GcItem(Report):
     """One object that gc removed, or with ``dry_run`` would remove."""
 
     generation_id: int
@@ -185,7 +185,7 @@ class GcItem(_Report):
 
 
 @dataclass(frozen=True)
-class GcReport(_Report):
+class GcReport(Report):
     dry_run: bool
     items: tuple[GcItem, ...] = ()
     unknown: tuple[str, ...] = ()

@@ -56,13 +56,13 @@ class Selection:
 
 def walk(node: tree.Node, path: str = "") -> Iterator[tuple[str, tree.Node, bool]]:
     """Yield (dotted path, node, is a leaf) for ``node`` and everything below, containers first."""
-    children = _children(node, path)
+    children = children_of(node, path)
     yield path, node, children is None
     for where, child in children or ():
         yield from walk(child, where)
 
 
-def _children(node: tree.Node, path: str) -> list[tuple[str, tree.Node]] | None:
+def children_of(node: tree.Node, path: str) -> list[tuple[str, tree.Node]] | None:
     """The children of a container by path; None for a leaf and for an empty container (which stands for itself)."""
     if isinstance(node, list):
         return [(tree.join(path, number), child) for number, child in enumerate(node)] or None
@@ -70,9 +70,9 @@ def _children(node: tree.Node, path: str) -> list[tuple[str, tree.Node]] | None:
         return None
     ((tag, payload),) = node.items()
     if tag == "stateful":
-        return _children(payload[3], path)
+        return children_of(payload[3], path)
     if tag == "tuple":
-        return _children(payload, path)
+        return children_of(payload, path)
     if tag in _PAIRS:
         position = _PAIRS[tag]
         pairs = payload if position is None else payload[position]
