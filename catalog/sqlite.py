@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -141,9 +142,9 @@ class SqliteSessions:
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
-            connection.exec_driver_sql(begin)
-            # Take the snapshot now, so that a lock or a dead writer's journal is met here and nowhere else.
-            connection.exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1")
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            self._begin(driver, begin)
 
         @event.listens_for(engine, "close")
         def _forget(connection: sqlite3.Connection, record: Any) -> None:
@@ -173,36 +174,47 @@ class SqliteSessions:
 
     @contextmanager
     def _begun(self, engine: Engine) -> Iterator[Connection]:
-        connection = self._begin(engine)
+        connection = self._connected(engine)
         try:
+            connection.begin()
             yield connection
         finally:
             connection.close()
 
-    def _begin(self, engine: Engine) -> Connection:
-        """Begin; wait for the lock until the deadline (the busy handler gives up early in some cases)."""
+    def _connected(self, engine: Engine) -> Connection:
+        """Connect; a read-only opening that meets a dead writer's journal has it rolled back first."""
+        try:
+            return engine.connect()
+        except OperationalError as error:
+            if self.mode != "ro" or sqlite_code(error) != sqlite3.SQLITE_READONLY:
+                raise
+        self._roll_back_dead_writer()
+        return engine.connect()
+
+    def _begin(self, connection: sqlite3.Connection, begin: str) -> None:
+        """Begin and take the snapshot; wait for the lock until the deadline.
+
+        The wait is ours: SQLite's own grows to 100 ms a try, which leaves the lock idle between many writers.
+        """
         deadline = time.monotonic() + self._busy_seconds
-        healed = False
+        connection.execute("PRAGMA busy_timeout=0")
         while True:
-            connection = engine.connect()
             try:
-                connection.begin()
-            except OperationalError as error:
-                connection.close()
-                if self.mode == "ro" and sqlite_code(error) == sqlite3.SQLITE_READONLY and not healed:
-                    self._roll_back_dead_writer()
-                    healed = True
-                    continue
+                connection.execute(begin)
+                # Take the snapshot now, so that a lock is met here and nowhere else.
+                connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+            except sqlite3.OperationalError as error:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 if not is_busy(error):
                     raise
                 if time.monotonic() >= deadline:
-                    raise self._too_long(error) from error
-                time.sleep(0.01)
-            except BaseException:
-                connection.close()
-                raise
+                    raise self._too_long() from error
+                time.sleep(random.uniform(0.001, 0.01))
             else:
-                return connection
+                # At COMMIT the wait is for readers, who are quick: SQLite's own will do.
+                connection.execute(f"PRAGMA busy_timeout={int(self._busy_seconds * 1000)}")
+                return
 
     def _roll_back_dead_writer(self) -> None:
         """Let SQLite undo the half-written transaction of a killed process; a read-only opening cannot."""
@@ -219,7 +231,7 @@ class SqliteSessions:
         finally:
             self._close(connection)
 
-    def _too_long(self, error: OperationalError) -> CatalogError:
+    def _too_long(self) -> CatalogError:
         holders = lock_holders(self.path)
         who = f"process {', '.join(map(str, holders))} of this host" if holders else "another process"
         return CatalogError(
