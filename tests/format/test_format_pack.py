@@ -220,7 +220,7 @@ HOSTILE: dict[str, tuple[bytes, int]] = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_headers(case: str) -> None:
     data, nbytes = HOSTILE[case]
-    word = "twice" if case.startswith("duplicate") else ""
+    word = "twice" if case.startswith("duplicate") else None
     with pytest.raises(FormatError, match=word):
         pack.parse_header(data, {0: len(data) + 8, -1: len(data)}.get(nbytes, nbytes) if data else 0)
 
