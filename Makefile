@@ -45,7 +45,7 @@ contracts: $(VENV)/.installed-dev ## Check which room imports which
 dist: $(VENV)/.installed-dev ## Build sdist and wheel, and try the wheel in an empty environment
 	bash .ci/try-wheel $(PY)
 
-check: test lint types contracts dist ## What CI runs
+check: test lint types contracts dist demo ## What CI runs
 
 bench: $(VENV)/.installed-torch ## Measure import time, stall and commit time beside torch.save and DCP
 	$(PY) benchmarks/run.py $(ARGS)

@@ -5,14 +5,35 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ckptfmt.demo.journal import read_journal
 from ckptfmt.errors import DrillFailed
 
 RUN = "demo"
+
+
+class Running(Protocol):
+    """A started process; ``subprocess.Popen`` is one."""
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+Start = Callable[[Sequence[str], Path], Running]
+"""Starts ``ckptfmt.demo.train`` with these arguments; what it prints goes to that file."""
+
+
+def start_process(arguments: Sequence[str], output: Path) -> Running:
+    with output.open("wb") as file:
+        command = [sys.executable, "-m", "ckptfmt.demo.train", *arguments]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
 
 @dataclass(frozen=True)
@@ -26,6 +47,7 @@ class Setup:
     """Steps from one save to the next."""
     threads: int = 1
     """One: on two cores the other is the saver's, and sums keep their order."""
+    start: Start = start_process
 
     @property
     def corpus(self) -> Path:
@@ -42,14 +64,13 @@ class Attempt:
     def __init__(self, setup: Setup, name: str, *, steps: int, saving: bool = True) -> None:
         self.name = name
         self.journal = setup.folder / f"{name}.jsonl"
-        self._errors = setup.folder / f"{name}.stderr"
-        command = [sys.executable, "-m", "ckptfmt.demo.train", "--steps", str(steps), "--every", str(setup.every)]
-        command += ["--corpus", str(setup.corpus), "--journal", str(self.journal), "--run", RUN]
-        command += ["--size", setup.size, "--seed", str(setup.seed), "--threads", str(setup.threads)]
+        self._output = setup.folder / f"{name}.output"
+        arguments = ["--steps", str(steps), "--every", str(setup.every)]
+        arguments += ["--corpus", str(setup.corpus), "--journal", str(self.journal), "--run", RUN]
+        arguments += ["--size", setup.size, "--seed", str(setup.seed), "--threads", str(setup.threads)]
         if saving:
-            command += ["--url", setup.url]
-        with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
+            arguments += ["--url", setup.url]
+        self._process = setup.start(arguments, self._output)
 
     def events(self) -> list[dict[str, Any]]:
         return read_journal(self.journal)
@@ -58,7 +79,7 @@ class Attempt:
         """Whether it has reached its last step. Raises ``DrillFailed`` if it died of something else."""
         code = self._process.poll()
         if code:
-            words = self._errors.read_text(errors="replace")[-4000:]
+            words = self._output.read_text(errors="replace")[-4000:]
             raise DrillFailed(f"the training process {self.name} ended with code {code}; it said:\n{words}")
         return code == 0
 

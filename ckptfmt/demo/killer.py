@@ -53,7 +53,8 @@ class Killer:
                 passed.add(target.id)
                 spared -= 1
             elif target is not None:
-                time.sleep(self._rng.uniform(0, self._writing_seconds()))
+                # Early moments are likelier: a save begins with the flush, which is what a kill should hit.
+                time.sleep(self._rng.triangular(0, self._writing_seconds(), 0))
                 if self._state_of(target.id) == "writing":
                     return self._kill(attempt, target)
                 passed.add(target.id)

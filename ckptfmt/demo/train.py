@@ -9,6 +9,7 @@ import argparse
 import math
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def tell_step(training: Training, journal: Journal, step: int) -> None:
     journal.tell("step", step=step, loss=loss.hex(), seconds=time.perf_counter() - began)
 
 
-def parse() -> argparse.Namespace:
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--journal", type=Path, required=True)
@@ -112,14 +113,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--size", choices=sorted(SIZES), required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
-def main() -> None:
-    arguments = parse()
+def main(words: Sequence[str] | None = None) -> None:
+    arguments = parse(words)
     # The same for every process of a comparison: sums in another order are other sums.
     torch.set_num_threads(arguments.threads)
-    torch.use_deterministic_algorithms(True)
     journal = Journal(arguments.journal)
     training = Training(arguments.corpus, size=arguments.size, seed=arguments.seed)
     if arguments.url:
