@@ -59,11 +59,16 @@ def register_tag(cls: type, tag: str, to_node: Callable[[Any], Any], from_node: 
 
 def _add(new: Registration, table: dict[str, Registration], name: str) -> None:
     for old in (table.get(name), _by_type.get(new.cls)):
-        if old is not None and (old.cls is not new.cls or old.name != new.name):
+        if old is not None and (_place(old.cls) != _place(new.cls) or old.name != new.name):
             raise InvalidInput(
                 f"{new.cls.__qualname__} as {name!r} clashes with {old.cls.__qualname__}, registered as {old.name!r}"
             )
     table[name] = _by_type[new.cls] = new
+
+
+def _place(cls: type) -> tuple[str, str]:
+    # A class that was defined again (a notebook cell run twice) takes the place of its former self.
+    return cls.__module__, cls.__qualname__
 
 
 def for_type(cls: type) -> Registration | None:

@@ -264,10 +264,7 @@ def test_registered_types() -> None:
     [(Slotted, "tests.Taken"), (int, "tests.int"), (MyDict, ""), (MyDict, "x" * 201), ("no class", "n")],
 )
 def test_registering_nonsense(cls: Any, name: str) -> None:
-    class Taken:
-        pass
-
-    tree.register_type(_taken(), name="tests.Taken", encode=str, decode=str)
+    tree.register_type(TheTaken, name="tests.Taken", encode=str, decode=str)
     with pytest.raises(InvalidInput):
         tree.register_type(cls, name=name, encode=str, decode=str)
 
@@ -276,14 +273,23 @@ class TheTaken:
     pass
 
 
-def _taken() -> type:
-    return TheTaken
-
-
 def test_one_type_has_one_name() -> None:
     tree.register_type(TheTaken, name="tests.Taken", encode=str, decode=str)
     with pytest.raises(InvalidInput, match=r"tests\.Taken"):
         tree.register_type(TheTaken, name="tests.Other", encode=str, decode=str)
+
+
+def test_a_class_defined_again_takes_its_own_place() -> None:
+    def define() -> type:
+        class Again(enum.Enum):
+            A = 1
+
+        return Again
+
+    first, second = define(), define()
+    for cls in (first, second):
+        tree.register_type(cls, name="tests.Again", encode=lambda c: c.value, decode=cls)
+    assert type(through(second(1))) is second
 
 
 def test_unknown_types_are_foreign_or_refused() -> None:
