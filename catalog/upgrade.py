@@ -16,7 +16,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Identity, text
 
 from ckptfmt.catalog.failures import translated
-from ckptfmt.catalog.location import display, sqlite_path
+from ckptfmt.catalog.location import SQLITE_DRIVERS, display, parse, sqlite_path
 from ckptfmt.catalog.revision import HEAD, VERSION_TABLE, require_head, stored_revision
 from ckptfmt.catalog.schema import metadata
 from ckptfmt.catalog.sqlite import SqliteSessions
@@ -93,6 +93,8 @@ def backup(url: str, target: str | Path) -> Path:
 
     The copy is checked and durable when this returns. Raises ``InvalidInput`` if ``target`` exists.
     """
+    if parse(url).drivername not in SQLITE_DRIVERS:
+        raise InvalidInput(f"the catalog {display(url)} is not a file: back it up with pg_dump")
     path = _existing(url, "ro").path
     target = Path(target).absolute()
     if target.exists():

@@ -1,0 +1,105 @@
+"""Ten thousand generations: listings are one indexed query, however many rows."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from ckptfmt.catalog.clock import SQLITE_NOW
+from ckptfmt.format.states import State
+from ckptfmt.testing.catalogs import Job, MakeCatalog
+
+
+@pytest.fixture
+def full(database: Path, make_catalog: MakeCatalog) -> Path:
+    """10,000 committed generations with their ranks, by raw SQL."""
+    launch = Job.start(make_catalog()).launch
+    columns = (
+        'repository_id, run_id, launch_id, save_number, "key", step, state, fence, world_size, epoch, created_at,'
+        " manifest_name, manifest_digest, manifest_bytes, nbytes"
+    )
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.executemany(
+            f"INSERT INTO generations ({columns}) VALUES (1, 1, ?, ?, ?, ?, 'writing', 1, 1, 1, {SQLITE_NOW},"
+            " 'm', 'd', 1, 1000)",
+            [(launch.id, n, f"key-{n}", n * 10) for n in range(10_000)],
+        )
+        connection.execute("UPDATE generations SET state = 'durable'")
+        connection.execute(
+            "UPDATE generations SET state = 'committed', commit_seq = id, commit_fence = 1, committed_at = created_at"
+        )
+        connection.execute(
+            "INSERT INTO ranks (generation_id, rank, state, part_name, part_digest, nbytes, stall_seconds, retries,"
+            " updated_at) SELECT id, 0, 'durable', 'p', 'd', 1000, 0.1, 0, created_at FROM generations"
+        )
+        connection.execute("INSERT INTO tags SELECT 1, 'tag-' || id, id, created_at FROM generations WHERE id % 50 = 0")
+        connection.execute("INSERT INTO pins SELECT id, 'r', 'a', created_at FROM generations WHERE id % 100 = 0")
+    return database
+
+
+def _statements(catalog: Any) -> list[str]:
+    seen: list[str] = []
+    catalog.runs()
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        seen.append(statement)
+
+    event.listen(catalog._sessions._reader, "before_cursor_execute", note)
+    return seen
+
+
+def test_a_listing_is_two_queries(full: Path, make_catalog: MakeCatalog) -> None:
+    catalog = make_catalog()
+    seen = _statements(catalog)
+    started = time.perf_counter()
+    listed = catalog.generations(run="llama", states=[State.COMMITTED])
+    seconds = time.perf_counter() - started
+    assert len(seen) == 2
+    assert len(listed) == 10_000
+    assert [generation.commit_seq for generation in listed[:3]] == [10_000, 9_999, 9_998]
+    assert listed[0].tags == ("tag-10000",)
+    assert listed[0].pinned
+    assert listed[0].stall_seconds == 0.1
+    assert seconds < 5
+
+
+@pytest.mark.parametrize("call", ["ls", "ls limit", "latest", "step", "key", "id", "tagged"])
+def test_no_question_scans_the_table(full: Path, make_catalog: MakeCatalog, call: str) -> None:
+    catalog = make_catalog()
+    seen: list[tuple[str, Any]] = []
+    catalog.runs()
+
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> None:
+        seen.append((statement, parameters))
+
+    event.listen(catalog._sessions._reader, "before_cursor_execute", note)  # type: ignore[attr-defined]
+    asked = {
+        "ls": lambda: catalog.generations(run="llama", states=[State.COMMITTED]),
+        "ls limit": lambda: catalog.generations(run="llama", states=[State.COMMITTED], limit=5),
+        "latest": lambda: catalog.latest("llama"),
+        "step": lambda: catalog.committed_at_step("llama", 5000),
+        "key": lambda: catalog.generation_by_key("key-77"),
+        "id": lambda: catalog.generation(77),
+        "tagged": lambda: catalog.tagged("llama", "tag-50"),
+    }
+    asked[call]()
+    statement, parameters = seen[0]
+    with closing(sqlite3.connect(full)) as connection:
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+    assert not [line for line in plan if line.startswith("SCAN") or "TEMP B-TREE" in line], plan
+
+
+def test_the_views_answer_at_scale(full: Path, make_catalog: MakeCatalog) -> None:
+    catalog = make_catalog()
+    for name in ("latest_committed", "commit_lag", "in_flight", "flush_errors", "space_by_run"):
+        started = time.perf_counter()
+        rows = catalog.view(name)
+        assert time.perf_counter() - started < 2, name
+        assert len(rows) <= 1
+    assert len(catalog.view("stalls")) == 10_000
