@@ -57,6 +57,9 @@ class Expansion:
     check: Callable[[Any], None] | None = None
     """Called with what ``apply`` will get, before any live object is touched: raises ``Mismatch`` listing every
     difference that ``apply`` would find."""
+    rename: Callable[[Any, Callable[[str], str]], Any] | None = None
+    """``rename(saved_state, change)`` gives the tensor names that the state is keyed by new ones; for an optimizer,
+    whose state goes by the names of its parameters."""
 
 
 class Capture(Protocol):

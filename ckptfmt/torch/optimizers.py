@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,20 @@ def expand_optimizer(path: str, optimizer: Optimizer, names: ParameterNames) -> 
         apply=partial(_apply, path, optimizer, groups),
         notes={"by": groups.by},
         check=partial(_check, path, optimizer, groups),
+        rename=_renamed,
     )
+
+
+def _renamed(saved: Any, change: Callable[[str], str]) -> Any:
+    """The saved state with other names for its parameters; places (``~0.1``) are no names."""
+    if not isinstance(saved, Mapping) or not {_STATE, _GROUPS} <= saved.keys():
+        return saved  # not an optimizer's state: ``_match`` says so
+
+    def new(name: str) -> str:
+        return name if name.startswith("~") else change(name)
+
+    groups = [{**group, "params": [new(name) for name in group["params"]]} for group in saved[_GROUPS]]
+    return {**saved, _STATE: {new(name): value for name, value in saved[_STATE].items()}, _GROUPS: groups}
 
 
 def _is_usual(optimizer: Optimizer, packed: Any) -> bool:

@@ -8,10 +8,9 @@ from typing import Any
 from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.assemble import assemble
 from ckptfmt.engine.families import Families
-from ckptfmt.engine.load.match import tag_of
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.read import ReadPlan, box_view, plan_reads, read_regions
-from ckptfmt.errors import InvalidInput, UnsupportedValue
+from ckptfmt.errors import UnsupportedValue
 from ckptfmt.format import tree
 from ckptfmt.format.index import TensorEntry
 from ckptfmt.ports.arrays import ArrayFamily, LeafSpec
@@ -129,49 +128,6 @@ class Builder:
         if family is None:
             raise UnsupportedValue(f"tensor {entry.name!r} was saved as a {tag}, which no loaded library can build")
         return family, flags if name == tag else ()
-
-
-Keep = Callable[[str], bool]
-Slot = Callable[[tree.Node], tree.Node]
-
-
-def prune(node: tree.Node, keep: Keep, slot: Slot) -> tree.Node:
-    """Take the references that ``keep`` refuses out of mappings; per-rank slots are put in place.
-
-    A list or tuple that would lose an item is ``InvalidInput``: the positions of the others would shift.
-    """
-    tag = tag_of(node)
-    if tag == "per_rank":
-        return prune(slot(node), keep, slot)
-    if tag in ("dict", "odict", "counter"):
-        return {tag: _prune_pairs(node[tag], keep, slot)}
-    if tag == "state_dict":
-        return {tag: [_prune_pairs(node[tag][0], keep, slot), node[tag][1]]}
-    if tag == "defaultdict":
-        return {tag: [node[tag][0], _prune_pairs(node[tag][1], keep, slot)]}
-    if tag == "stateful":
-        kind, type_name, notes, state = node[tag]
-        return {tag: [kind, type_name, notes, prune(state, keep, slot)]}
-    if tag in ("list", "tuple"):
-        items = node if tag == "list" else node[tag]
-        refused = [tree.split_reference(item[tag_of(item)])[0] for item in items if _refused(item, keep)]
-        if refused:
-            raise InvalidInput(
-                f"the patterns leave out {refused[0]!r}, an item of a {tag}, so that the positions of the others would "
-                f"shift; select the whole {tag}, or none of it"
-            )
-        pruned = [prune(item, keep, slot) for item in items]
-        return pruned if tag == "list" else {tag: pruned}
-    return node
-
-
-def _prune_pairs(pairs: Sequence[Any], keep: Keep, slot: Slot) -> list[Any]:
-    return [[key, prune(child, keep, slot)] for key, child in pairs if not _refused(child, keep)]
-
-
-def _refused(node: tree.Node, keep: Keep) -> bool:
-    tag = tag_of(node)
-    return tag in tree.REFERENCE_TAGS and not keep(tree.split_reference(node[tag])[0])
 
 
 def mentions_torch(node: tree.Node) -> bool:

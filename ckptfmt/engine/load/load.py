@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ckptfmt.engine.families import Families
-from ckptfmt.engine.load.build import Builder, mentions_torch, prune, read_entries, wanted_entries
+from ckptfmt.engine.load.build import Builder, mentions_torch, read_entries, wanted_entries
 from ckptfmt.engine.load.names import Patterns, Selection
+from ckptfmt.engine.load.nodes import UNSET
+from ckptfmt.engine.load.prune import Pruner
 from ckptfmt.engine.opened import Opened
 from ckptfmt.errors import Mismatch
 from ckptfmt.format import tree
@@ -36,8 +38,8 @@ def load_state(
     """
     root = opened.common if subtree is None else _subtree(opened, subtree, rank)
     selection = Selection(keys, exclude)
-    node = prune(root, selection.wants, lambda slot: opened.slot(slot, rank))
-    entries = wanted_entries(opened, [node], rank)
+    node = Pruner(selection.wants, lambda slot: opened.slot(slot, rank)).prune(root)
+    entries = [] if node is UNSET else wanted_entries(opened, [node], rank)
     if not selection.everything and not entries and wanted_entries(opened, [root], rank):
         raise Mismatch(
             f"{opened.name}: no tensor matches keys={keys!r}, exclude={exclude!r}; see `ckptfmt inspect`",
@@ -49,5 +51,5 @@ def load_state(
 
 
 def _subtree(opened: Opened, dotted: str, rank: int) -> tree.Node:
-    inlined = prune(opened.common, lambda name: True, lambda slot: opened.slot(slot, rank))
+    inlined = Pruner(lambda name: True, lambda slot: opened.slot(slot, rank)).prune(opened.common)
     return tree.subtree(inlined, dotted)

@@ -6,76 +6,18 @@ an object's ``load_state_dict``, assigned into its container, or reported as a d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from ckptfmt.engine.families import Families
+from ckptfmt.engine.load.decisions import Apply, Assign, Fill, RestorePlan, Setter, same_bytes
 from ckptfmt.engine.load.names import NodeMap, Selection, leaf_paths
+from ckptfmt.engine.load.nodes import UNSET, describe, key_of, pairs_of, state_of, tag_of, tensor_name
 from ckptfmt.engine.opened import Opened
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format import tree
-from ckptfmt.format.index import TensorEntry
 from ckptfmt.leaves import PerRank, Sharded
-from ckptfmt.ports.arrays import ArrayFamily, Expansion
-
-Setter = Callable[[Any], None]
-
-
-@dataclass(frozen=True)
-class Fill:
-    """A live tensor that takes the bytes of a stored one."""
-
-    path: str
-    value: Any
-    family: ArrayFamily
-    row: TensorEntry
-    start: tuple[int, ...]
-    size: tuple[int, ...]
-    cast: bool
-
-
-@dataclass(frozen=True)
-class Assign:
-    """A value that is built from ``node`` and put into its container."""
-
-    path: str
-    node: tree.Node
-    put: Setter
-
-
-@dataclass(frozen=True)
-class Apply:
-    """An object that is handed its rebuilt state."""
-
-    path: str
-    node: tree.Node
-    kind: str
-    apply: Setter
-    check: Setter | None
-    """Raises ``Mismatch`` if ``apply`` would refuse the state; touches nothing."""
-
-
-@dataclass
-class RestorePlan:
-    """What a restore will do. Nothing has been changed while this is made."""
-
-    fills: list[Fill] = field(default_factory=list)
-    assigns: list[Assign] = field(default_factory=list)
-    applies: list[Apply] = field(default_factory=list)
-    finish: list[Callable[[], None]] = field(default_factory=list)
-    """Rebuilds immutable containers, innermost first, after the assigns."""
-    loaded: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    cast: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-
-_UNSET: Any = object()
-_DICTS = ("dict", "odict", "state_dict", "defaultdict", "counter")
-_LISTS = ("list", "tuple")
+from ckptfmt.ports.arrays import Expansion
 
 
 class Matcher:
@@ -100,6 +42,7 @@ class Matcher:
         self._selection = selection
         self._renamed = renamed
         self._used: set[str] = set()
+        self._tied: dict[Hashable, Fill] = {}
         self.plan = RestorePlan()
 
     def run(self, live: Any) -> RestorePlan:
@@ -118,9 +61,9 @@ class Matcher:
 
     # -- one place ------------------------------------------------------------------------------
     def _visit(self, node: tree.Node, live: Any, path: str, put: Setter) -> None:
-        """Match ``node`` (or ``_UNSET``: nothing is saved here) with ``live``; ``put`` replaces it in its container."""
+        """Match ``node`` (or ``UNSET``: nothing is saved here) with ``live``; ``put`` replaces it in its container."""
         if self._renamed is not None:
-            node = self._renamed.nodes.get(path, _UNSET)
+            node = self._renamed.nodes.get(path, UNSET)
         node = self._own_rank(node)
         if isinstance(live, PerRank):
             return self._visit(node, live.value, path, lambda value: put(PerRank(value)))
@@ -136,31 +79,37 @@ class Matcher:
             return self._dict(node, live, path, put)
         if isinstance(live, list):
             return self._list(node, live, path, put)
-        if isinstance(live, tuple) and self._holds_live(live):
+        if type(live) is tuple and self._holds_live(live):
             return self._tuple(node, live, path, put)
+        if isinstance(live, tuple) and self._holds_live(live, tensors=False):
+            return self.plan.problems.append(
+                f"{path}: a {type(live).__qualname__} is restored as a whole, but this one holds live objects; put "
+                "them into the mapping by themselves"
+            )
         return self._scalar(node, path, put)
 
     def _own_rank(self, node: tree.Node) -> tree.Node:
         return self._opened.slot(node, self._rank)
 
-    def _holds_live(self, value: Any) -> bool:
-        """Whether a container holds tensors or objects that can be filled, so that it must not be replaced whole."""
-        if isinstance(value, dict):
-            return any(self._holds_live(item) for item in value.values())
-        if isinstance(value, list | tuple) and self._families.of(value) is None:
-            return any(self._holds_live(item) for item in value)
-        if isinstance(value, PerRank):
-            return self._holds_live(value.value)
+    def _holds_live(self, value: Any, *, tensors: bool = True) -> bool:
+        """Whether a container holds objects (or tensors) that can be filled, so that it must not be replaced whole."""
         family = self._families.of(value)
-        tensor = family is not None and family is not self._families.blob
-        return tensor or isinstance(value, Sharded) or id(value) in self._expansions
+        if isinstance(value, Sharded) or (family is not None and family is not self._families.blob):
+            return tensors
+        if isinstance(value, PerRank):
+            return self._holds_live(value.value, tensors=tensors)
+        if id(value) in self._expansions:
+            return True
+        if isinstance(value, dict):
+            value = tuple(value.values())
+        return isinstance(value, list | tuple) and any(self._holds_live(item, tensors=tensors) for item in value)
 
     # -- leaves ---------------------------------------------------------------------------------
     def _tensor(self, node: tree.Node, live: Any, path: str, box: Sharded | None) -> None:
         plan = self.plan
         if not self._selection.wants(path):
             return self._skip(path)
-        if node is _UNSET:
+        if node is UNSET:
             return plan.missing.append(path)
         self._used.add(path)
         name = tensor_name(node)
@@ -183,60 +132,85 @@ class Matcher:
         if cast and not self._cast:
             plan.problems.append(f"{path}: saved dtype {row.dtype}, live dtype {spec.dtype} (cast=True converts)")
             return None
-        plan.fills.append(Fill(path, live, family, row, start, spec.size, cast))
+        fill = Fill(path, live, family, row, start, spec.size, cast)
+        first = fill if spec.alias is None else self._tied.setdefault(spec.alias, fill)
+        if first is fill:
+            plan.fills.append(fill)
+        elif not same_bytes(first, fill):
+            plan.problems.append(
+                f"{first.path} and {path}: one tensor here, but saved were two that differ; untie them, or leave one "
+                "out with keys="
+            )
+            return None
         plan.loaded.append(path)
         if cast:
             plan.cast.append(path)
         return None
 
-    def _scalar(self, node: tree.Node, path: str, put: Setter) -> None:
-        if node is _UNSET:
+    def _scalar(self, node: tree.Node, path: str, put: Setter, saved_path: str | None = None) -> None:
+        if node is UNSET:
             if self._selection.wants(path):
                 self.plan.missing.append(path)
             return
+        if self._take(node, path, saved_path):
+            self.plan.assigns.append(Assign(path, node, put))
+
+    def _take(self, node: tree.Node, path: str, saved_path: str | None = None) -> bool:
+        """Whether ``node`` is wanted; it is restored as a whole, so all that stands in it is accounted for here."""
         paths = leaf_paths(node, path) or [path]
-        if self._selection.wants_all(path, paths) is False:
-            return self._skip(path)
-        self._used.update(paths)
-        self.plan.assigns.append(Assign(path, node, put))
+        if self._renamed is not None:
+            origin = self._renamed.origins.get(path, path) if saved_path is None else saved_path
+            self._used.update(self._renamed.leaves_below(node, origin))
+        if not self._selection.wants_all(path, paths):
+            self._skip(path)
+            return False
         self.plan.loaded.extend(paths)
+        return True
 
     # -- objects --------------------------------------------------------------------------------
     def _object(self, node: tree.Node, expansion: Expansion, path: str) -> None:
-        if node is _UNSET and self._renamed is None:
+        if node is UNSET and self._renamed is None:
             return self._report(self._live_leaves(expansion.state, path), self.plan.missing)
-        state = node
-        if node is not _UNSET and tag_of(node) == "stateful":
-            state = node["stateful"][3]
+        state = state_of(node)
         if expansion.live:
             return self._live_object(state, expansion, path)
-        if node is _UNSET:
+        if state is UNSET:
             return self.plan.missing.append(path)
-        paths = leaf_paths(state, path)
-        if self._selection.wants_all(path, paths) is False:
-            return self._skip(path)
-        self._used.update(paths)
-        if expansion.apply is not None:
-            self.plan.applies.append(Apply(path, state, expansion.kind, expansion.apply, expansion.check))
-        self.plan.loaded.extend(paths or [path])
+        if self._take(node, path) and expansion.apply is not None:
+            translate = None
+            if self._renamed is not None and expansion.rename is not None:
+                translate = _renamer(expansion.rename, self._renamed.change)
+            self.plan.applies.append(Apply(path, state, expansion.kind, expansion.apply, expansion.check, translate))
         return None
 
     def _live_object(self, node: tree.Node, expansion: Expansion, path: str) -> None:
         """A module: its tensors are filled in place, what else its state holds is applied afterwards."""
+        plan = self.plan
         rest: dict[Any, Any] = {}
-        before = len(self.plan.assigns)
+        missing, settled, assigns = len(plan.missing), plan.settled, len(plan.assigns)
         self._children(node, expansion.state, path, rest.__setitem__, grows=False)
+        if len(plan.missing) > missing and plan.settled == settled:
+            self._nothing_fits(node, expansion, path)
         apply = expansion.apply
-        if apply is not None and len(self.plan.assigns) > before:
-            self.plan.finish.append(lambda: apply(rest))
+        if apply is not None and len(plan.assigns) > assigns:
+            plan.finish.append(lambda: apply(rest))
+
+    def _nothing_fits(self, node: tree.Node, expansion: Expansion, path: str) -> None:
+        """Not one name of a module is among those saved for it: a wrong prefix or a wrong model, strict or not."""
+        saved = leaf_paths(node, path) if node is not UNSET else []
+        if saved and saved != [path]:
+            live = self._live_leaves(expansion.state, path)
+            self.plan.problems.append(
+                f"{path or 'the state'}: not one of its {len(live)} names ({live[0]}, ...) is among the {len(saved)} "
+                f"saved ones ({saved[0]}, ...): rename= maps names, keys= leaves the object out"
+            )
 
     # -- containers -----------------------------------------------------------------------------
     def _dict(self, node: tree.Node, live: dict[Any, Any], path: str, put: Setter) -> None:
-        if node is _UNSET and self._renamed is None:
+        if node is UNSET and self._renamed is None:
             return self._report(self._live_leaves(live, path) or [path], self.plan.missing)
-        if node is not _UNSET and tag_of(node) == "stateful":
-            node = node["stateful"][3]
-        if node is not _UNSET and tag_of(node) not in _DICTS:
+        node = state_of(node)
+        if node is not UNSET and pairs_of(node) is None:
             if live and self._holds_live(live):
                 self.plan.problems.append(f"{path or 'the state'}: a mapping here, but saved was {describe(node)}")
                 return None
@@ -254,32 +228,27 @@ class Matcher:
         *,
         grows: bool,
     ) -> None:
-        saved = {} if node is _UNSET else self._pairs(node, path)
-        if saved is None:
+        pairs = [] if node is UNSET else pairs_of(node)
+        if pairs is None:
+            self.plan.problems.append(f"{path or 'the state'}: a mapping here, but saved was {describe(node)}")
             return
+        saved = {key_of(key): child for key, child in pairs}
         for key, value in live.items():
-            self._visit(saved.pop(key, _UNSET), value, tree.join(path, key), _item_setter(put_item, key))
+            self._visit(saved.pop(key, UNSET), value, tree.join(path, key), _item_setter(put_item, key))
+        origin = path if self._renamed is None else self._renamed.origins.get(path, path)
         for key, child in saved.items():
             where = tree.join(path, key)
             if grows:
-                self._scalar(self._own_rank(child), where, _item_setter(put_item, key))
+                setter = _item_setter(put_item, key)
+                self._scalar(self._own_rank(child), where, setter, tree.join(origin, key))
             elif self._renamed is None:
                 self._report(leaf_paths(self._own_rank(child), where) or [where], self.plan.unexpected)
 
-    def _pairs(self, node: tree.Node, path: str) -> dict[Any, tree.Node] | None:
-        tag = tag_of(node)
-        if tag not in _DICTS:
-            self.plan.problems.append(f"{path or 'the state'}: a mapping here, but saved was {describe(node)}")
-            return None
-        payload = node[tag]
-        pairs = payload[0] if tag == "state_dict" else payload[1] if tag == "defaultdict" else payload
-        return {tree.decode(key, _no_leaf): child for key, child in pairs}
-
     def _list(self, node: tree.Node, live: list[Any], path: str, put: Setter) -> None:
-        if node is _UNSET and self._renamed is None:
+        if node is UNSET and self._renamed is None:
             return self._report(self._live_leaves(live, path) or [path], self.plan.missing)
         if self._renamed is not None and self._holds_live(live):
-            items: list[Any] = [_UNSET] * len(live)
+            items: list[Any] = [UNSET] * len(live)
         elif not self._holds_live(live):
             whole = slice(None)
             return self._scalar(node, path, _item_setter(live.__setitem__, whole) if isinstance(node, list) else put)
@@ -294,10 +263,10 @@ class Matcher:
         return None
 
     def _tuple(self, node: tree.Node, live: tuple[Any, ...], path: str, put: Setter) -> None:
-        if node is _UNSET and self._renamed is None:
+        if node is UNSET and self._renamed is None:
             return self._report(self._live_leaves(live, path), self.plan.missing)
-        items = node["tuple"] if node is not _UNSET and tag_of(node) == "tuple" else [_UNSET] * len(live)
-        if len(items) != len(live) or (node is not _UNSET and tag_of(node) != "tuple"):
+        items = node["tuple"] if node is not UNSET and tag_of(node) == "tuple" else [UNSET] * len(live)
+        if len(items) != len(live) or (node is not UNSET and tag_of(node) != "tuple"):
             self.plan.problems.append(f"{path}: a tuple of {len(live)} here, but saved was {describe(node)}")
             return None
         new = list(live)
@@ -337,29 +306,9 @@ def _no_put(value: Any) -> None:
     raise InvalidInput("the root of the state cannot be replaced; pass a dict or list around it")
 
 
+def _renamer(rename: Callable[[Any, Callable[[str], str]], Any], change: Callable[[str], str]) -> Callable[[Any], Any]:
+    return lambda saved: rename(saved, change)
+
+
 def _item_setter(put_item: Callable[[Any, Any], None], key: Any) -> Setter:
     return lambda value: put_item(key, value)
-
-
-def _no_leaf(tag: str, payload: Any) -> Any:
-    raise InvalidInput(f"a {tag} cannot be a mapping's key")
-
-
-def tag_of(node: tree.Node) -> str:
-    """The node's tag; ``list`` for an array, ``value`` for what stands for itself."""
-    if isinstance(node, list):
-        return "list"
-    return str(next(iter(node))) if isinstance(node, dict) and len(node) == 1 else "value"
-
-
-def tensor_name(node: tree.Node) -> str | None:
-    """Name of the tensor that ``node`` refers to, or None if it is no reference."""
-    tag = tag_of(node)
-    return tree.split_reference(node[tag])[0] if tag in ("tensor", "array") else None
-
-
-def describe(node: tree.Node) -> str:
-    tag = tag_of(node)
-    if tag == "value":
-        return "nothing" if node is _UNSET else f"{type(node).__name__} {node!r:.40}"
-    return f"a {tag}"

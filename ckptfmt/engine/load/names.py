@@ -5,15 +5,15 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from ckptfmt.engine.load.nodes import key_of, pairs_of, tag_of
 from ckptfmt.errors import InvalidInput, Mismatch
 from ckptfmt.format import tree
 
 Patterns = str | Sequence[str]
 Rename = Mapping[str, str] | Callable[[str], str]
-
-_PAIRS = {"dict": None, "odict": None, "counter": None, "state_dict": 0, "defaultdict": 1}
+Slot = Callable[[tree.Node], tree.Node]
+"""Puts what this rank kept in the place of a per-rank slot; any other node is returned as it is."""
 
 
 def as_patterns(given: Patterns | None, what: str) -> tuple[str, ...] | None:
@@ -55,8 +55,12 @@ class Selection:
 
 
 def walk(node: tree.Node, path: str = "") -> Iterator[tuple[str, tree.Node, bool]]:
-    """Yield (dotted path, node, is a leaf) for ``node`` and everything below, containers first."""
-    children = children_of(node, path)
+    """Yield (dotted path, node, is a leaf) for ``node`` and everything below, containers first.
+
+    The random state counts as one leaf: nobody wants to read the names of its 600 numbers.
+    """
+    rng = tag_of(node) == "stateful" and node["stateful"][0] == "rng"
+    children = None if rng else children_of(node, path)
     yield path, node, children is None
     for where, child in children or ():
         yield from walk(child, where)
@@ -64,19 +68,15 @@ def walk(node: tree.Node, path: str = "") -> Iterator[tuple[str, tree.Node, bool
 
 def children_of(node: tree.Node, path: str) -> list[tuple[str, tree.Node]] | None:
     """The children of a container by path; None for a leaf and for an empty container (which stands for itself)."""
-    if isinstance(node, list):
-        return [(tree.join(path, number), child) for number, child in enumerate(node)] or None
-    if not isinstance(node, dict) or len(node) != 1:
-        return None
-    ((tag, payload),) = node.items()
+    tag = tag_of(node)
     if tag == "stateful":
-        return children_of(payload[3], path)
-    if tag == "tuple":
-        return children_of(payload, path)
-    if tag in _PAIRS:
-        position = _PAIRS[tag]
-        pairs = payload if position is None else payload[position]
-        return [(tree.join(path, tree.decode(key, _no_leaf)), child) for key, child in pairs] or None
+        return children_of(node[tag][3], path)
+    pairs = pairs_of(node)
+    if pairs is not None:
+        return [(tree.join(path, key_of(key)), child) for key, child in pairs] or None
+    if tag in ("list", "tuple"):
+        items = node if tag == "list" else node[tag]
+        return [(tree.join(path, number), child) for number, child in enumerate(items)] or None
     return None
 
 
@@ -90,41 +90,61 @@ class NodeMap:
     """A saved tree by the names that its places have in the live state."""
 
     nodes: Mapping[str, tree.Node]
+    origins: Mapping[str, str]
+    """Live path -> saved path, containers included."""
     leaves: tuple[str, ...]
+    """Live paths of all leaves."""
+    change: Callable[[str], str]
+    """Saved path -> live path."""
+    slot: Slot
+
+    def leaves_below(self, node: tree.Node, saved_path: str) -> list[str]:
+        """The live paths of the leaves below the saved ``node``."""
+        return [self.change(path) for path, _, leaf in _through_slots(node, self.slot, saved_path) if leaf]
 
 
-def rename_nodes(root: tree.Node, rename: Rename, slot: Callable[[tree.Node], tree.Node]) -> NodeMap:
+def rename_nodes(root: tree.Node, rename: Rename, slot: Slot) -> NodeMap:
     """Rename every place of a saved tree. Two leaves that get one name are a ``Mismatch`` naming both.
 
     A mapping renames dotted prefixes, the longest that fits: ``{"model": "net", "model.head": "head"}``.
     """
-    change = _by_prefix(rename) if isinstance(rename, Mapping) else rename
+    change = _checked(_by_prefix(rename) if isinstance(rename, Mapping) else rename)
     nodes: dict[str, tree.Node] = {}
-    origin: dict[str, str] = {}
+    origins: dict[str, str] = {}
+    leaves: dict[str, str] = {}
     problems: list[str] = []
-    for path, node, leaf in _through_slots(root, slot):
+    for path, node, leaf in _through_slots(root, slot, ""):
         new = change(path) if path else path
-        if not isinstance(new, str):
-            raise InvalidInput(f"rename({path!r}) returned {new!r}; it must return the live name, a string")
         if not leaf:
             nodes.setdefault(new, node)
+            origins.setdefault(new, path)
             continue
-        if new in origin:
-            problems.append(f"{origin[new]} and {path} both become {new}")
-        origin[new] = path
+        if new in leaves:
+            problems.append(f"{leaves[new]} and {path} both become {new}")
+        leaves[new] = origins[new] = path
         nodes[new] = node
     if problems:
         raise Mismatch("rename gives several saved values one name; make it one-to-one:", tuple(problems))
-    return NodeMap(nodes, tuple(origin))
+    return NodeMap(nodes, origins, tuple(leaves), change, slot)
 
 
-def _through_slots(root: tree.Node, slot: Callable[[tree.Node], tree.Node]) -> Iterator[tuple[str, tree.Node, bool]]:
-    for path, node, leaf in walk(root):
+def _checked(change: Callable[[str], str]) -> Callable[[str], str]:
+    def checked(path: str) -> str:
+        new = change(path)
+        if not isinstance(new, str):
+            raise InvalidInput(f"rename({path!r}) returned {new!r}; it must return the live name, a string")
+        return new
+
+    return checked
+
+
+def _through_slots(root: tree.Node, slot: Slot, path: str) -> Iterator[tuple[str, tree.Node, bool]]:
+    for where, node, leaf in walk(root, path):
         resolved = slot(node) if leaf else node
         if resolved is node:
-            yield path, node, leaf
+            yield where, node, leaf
         else:
-            yield from walk(resolved, path)
+            yield from _through_slots(resolved, slot, where)
 
 
 def _by_prefix(rename: Mapping[str, str]) -> Callable[[str], str]:
@@ -144,7 +164,3 @@ def _by_prefix(rename: Mapping[str, str]) -> Callable[[str], str]:
         return path
 
     return change
-
-
-def _no_leaf(tag: str, payload: Any) -> Any:
-    raise InvalidInput(f"a {tag} cannot be a mapping's key")

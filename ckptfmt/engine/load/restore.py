@@ -16,7 +16,8 @@ from ckptfmt.engine.arena import Arena, address_of, map_memory
 from ckptfmt.engine.assemble import cut
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.load.build import Builder, Memory, read_entries, wanted_entries
-from ckptfmt.engine.load.match import Fill, Matcher, RestorePlan
+from ckptfmt.engine.load.decisions import Apply, Fill, RestorePlan
+from ckptfmt.engine.load.match import Matcher
 from ckptfmt.engine.load.names import Patterns, Rename, Selection, rename_nodes
 from ckptfmt.engine.load.window import fill_through_window
 from ckptfmt.engine.opened import Opened
@@ -99,7 +100,7 @@ def _execute(
     nodes = [*(item.node for item in plan.assigns), *(item.node for item in plan.applies)]
     entries = wanted_entries(opened, nodes, options.rank)
     builder = Builder(opened, families, read_entries(opened, entries), rank=options.rank)
-    values = [builder.value(item.node) for item in plan.applies]
+    values = [_translated(item, builder.value(item.node)) for item in plan.applies]
     items = [builder.value(item.node) for item in plan.assigns]
     _check(plan, values)
     changed: list[str] = []
@@ -116,6 +117,10 @@ def _execute(
     changed += [fill.path for fill in plan.fills]
     _apply(plan, values, items, changed)
     return sum(fill.row.nbytes for fill in plan.fills) + sum(entry.nbytes for entry in entries)
+
+
+def _translated(item: Apply, value: Any) -> Any:
+    return value if item.translate is None else item.translate(value)
 
 
 def _check(plan: RestorePlan, values: Sequence[Any]) -> None:

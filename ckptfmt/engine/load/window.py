@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ckptfmt.engine.arena import PAGE, address_of, map_memory
 from ckptfmt.engine.assemble import cut
 from ckptfmt.engine.load.build import read_entries
-from ckptfmt.engine.load.match import Fill
+from ckptfmt.engine.load.decisions import Fill
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.read import StoredBox, check_chunk

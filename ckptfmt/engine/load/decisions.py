@@ -1,0 +1,80 @@
+"""What a restore will do, leaf by leaf. Made before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptfmt.format import tree
+from ckptfmt.format.index import TensorEntry
+from ckptfmt.ports.arrays import ArrayFamily
+
+Setter = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A live tensor that takes the bytes of a stored one."""
+
+    path: str
+    value: Any
+    family: ArrayFamily
+    row: TensorEntry
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    cast: bool
+
+
+@dataclass(frozen=True)
+class Assign:
+    """A value that is built from ``node`` and put into its container."""
+
+    path: str
+    node: tree.Node
+    put: Setter
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An object that is handed its rebuilt state."""
+
+    path: str
+    node: tree.Node
+    kind: str
+    apply: Setter
+    check: Setter | None
+    """Raises ``Mismatch`` if ``apply`` would refuse the state; touches nothing."""
+    translate: Callable[[Any], Any] | None = None
+    """Gives the tensor names in the rebuilt state the names of the live state."""
+
+
+@dataclass
+class RestorePlan:
+    """What a restore will do. Nothing has been changed while this is made."""
+
+    fills: list[Fill] = field(default_factory=list)
+    assigns: list[Assign] = field(default_factory=list)
+    applies: list[Apply] = field(default_factory=list)
+    finish: list[Callable[[], None]] = field(default_factory=list)
+    """Rebuilds immutable containers, innermost first, after the assigns."""
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    cast: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def settled(self) -> int:
+        """How many live names have found something saved, or were left out on purpose."""
+        return len(self.loaded) + len(self.skipped) + len(self.problems)
+
+
+def same_bytes(one: Fill, other: Fill) -> bool:
+    """Whether two fills of one live tensor bring the same: one stored tensor, or two of equal digests."""
+    if (one.start, one.row.dtype) != (other.start, other.row.dtype):
+        return False
+    if (one.row.name, one.row.rank) == (other.row.name, other.row.rank):
+        return True
+    return [(box.start, box.digests) for box in one.row.boxes] == [(box.start, box.digests) for box in other.row.boxes]
