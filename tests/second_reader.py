@@ -1,8 +1,4 @@
-"""A second reader of format version 1, written from spec/format-v1.md alone.
-
-Uses the standard library, zstandard, xxhash and numpy; knows nothing of ckptfmt. ``read_latest(folder,
-run)`` proves the latest generation, verifies every digest, and returns its state with numpy arrays.
-"""
+"""A second reader of format version 1, from spec/format-v1.md alone: standard library, zstandard, xxhash, numpy."""
 
 import base64
 import collections
@@ -23,10 +19,8 @@ import numpy as np
 import xxhash
 import zstandard
 
-NUMPY = {
-    f"{k}{b}": f"<{k[0]}{b // 8}" for k, bits in {"float": (16, 32, 64), "int": (8, 16, 32, 64)}.items() for b in bits
-}
-NUMPY |= {f"uint{b}": f"<u{b // 8}" for b in (8, 16, 32, 64)} | {"bool": "?", "complex64": "<c8", "complex128": "<c16"}
+NUMPY = {f"{k}{b}": f"<{k[0]}{b // 8}" for k in ("float", "int", "uint") for b in (8, 16, 32, 64)}
+NUMPY |= {"bool": "?", "complex64": "<c8", "complex128": "<c16"}
 # Types that plain numpy lacks are handed out as unsigned integers or, complex32, pairs of halves.
 NUMPY |= {"bfloat16": "<u2", "bits16": "<u2", "complex32": [("re", "<f2"), ("im", "<f2")]}
 ONE_BYTE = [f"{s}int{b}" for s in ("", "u") for b in range(1, 8)] + ["bits8", "bits1x8", "bits2x4", "bits4x2"]
@@ -36,12 +30,8 @@ FACTORIES = {c.__name__: c for c in (int, float, complex, bool, str, bytes, list
 FILLED = {"dict": dict, "odict": collections.OrderedDict, "counter": collections.Counter}
 GATHERED = {"tuple": tuple, "set": set, "frozenset": frozenset}
 CALLED = {"slice": slice, "range": range, "complex": complex, "fraction": fractions.Fraction, "uuid": uuid.UUID}
-CALLED |= {
-    "timedelta": dt.timedelta,
-    "decimal": decimal.Decimal,
-    "zoneinfo": zoneinfo.ZoneInfo,
-    "numpy.dtype": np.dtype,
-}
+CALLED |= {"timedelta": dt.timedelta, "decimal": decimal.Decimal, "zoneinfo": zoneinfo.ZoneInfo}
+CALLED |= {"numpy.dtype": np.dtype}
 digest = xxhash.xxh3_128_hexdigest
 
 
@@ -64,40 +54,27 @@ def verdict(path):
     return value
 
 
-def run_key(name):
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
-    slug = re.sub("[^a-z0-9]+", "-", plain).strip("-")[:40].strip("-") or "run"
-    return f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
-
-
-def prove(root, run_folder, epoch, seq, key):
-    folder = run_folder / key
-    if (folder / "RETIRED.json").exists():
-        return None
-    commit = verdict(folder / "COMMIT.json")
-    facts = [commit[name] for name in ("verdict", "repository", "epoch", "commit_seq", "key")]
-    if facts != ["committed", verdict(root / "ckptfmt.json")["repository"], epoch, seq, key]:
-        return None
-    stored, ref = (folder / commit["manifest"]["name"]).read_bytes(), commit["manifest"]
-    text = zstandard.ZstdDecompressor().decompress(check(stored, ref["bytes"], ref["digest"]))
-    manifest = json.loads(text, object_pairs_hook=once)
-    assert (manifest["version"], manifest["read_features"], manifest["digest_algorithm"]) == (1, [], "xxh3-128")
-    files = [run_folder / (pack["generation"] or key) / pack["name"] for pack in manifest["packs"]]
-    for file, pack in zip(files, manifest["packs"], strict=True):
-        assert file.stat().st_size == pack["nbytes"]
-        check(file.read_bytes()[: pack["header_bytes"]], pack["header_bytes"], pack["header_digest"])
-    return commit, manifest, files
-
-
 def read_latest(folder, run, rank=0):
-    """Return (commit record, state, {name: array}) of the latest proven generation."""
-    root = pathlib.Path(folder)
-    run_folder = root / "runs" / run_key(run)
-    hints = [re.fullmatch(r"(\d{8,})-(\d{12,})-([0-9a-f]{32})", p.name) for p in (run_folder / "commits").iterdir()]
+    """Return (commit record, state, {name: array}) of the latest generation that is proven; every digest is checked."""
+    plain = unicodedata.normalize("NFKD", run).encode("ascii", "ignore").decode().lower()
+    slug = re.sub("[^a-z0-9]+", "-", plain).strip("-")[:40].strip("-") or "run"
+    base = pathlib.Path(folder, "runs", f"{slug}-{hashlib.sha256(run.encode()).hexdigest()[:10]}")
+    repository = verdict(pathlib.Path(folder, "ckptfmt.json"))["repository"]
+    hints = [re.fullmatch(r"(\d{8,})-(\d{12,})-([0-9a-f]{32})", p.name) for p in (base / "commits").iterdir()]
     for epoch, seq, key in sorted(((int(h[1]), int(h[2]), h[3]) for h in hints if h), reverse=True):
-        proven = prove(root, run_folder, epoch, seq, key)
-        if proven:
-            commit, manifest, files = proven
+        if (base / key / "RETIRED.json").exists():
+            continue
+        commit = verdict(base / key / "COMMIT.json")
+        facts = [commit[name] for name in ("verdict", "repository", "epoch", "commit_seq", "key")]
+        if facts == ["committed", repository, epoch, seq, key]:
+            stored, ref = (base / key / commit["manifest"]["name"]).read_bytes(), commit["manifest"]
+            text = zstandard.ZstdDecompressor().decompress(check(stored, ref["bytes"], ref["digest"]))
+            manifest = json.loads(text, object_pairs_hook=once)
+            assert (manifest["version"], manifest["read_features"], manifest["digest_algorithm"]) == (1, [], "xxh3-128")
+            files = [base / (pack["generation"] or key) / pack["name"] for pack in manifest["packs"]]
+            for file, pack in zip(files, manifest["packs"], strict=True):
+                assert file.stat().st_size == pack["nbytes"]
+                check(file.read_bytes()[: pack["header_bytes"]], pack["header_bytes"], pack["header_digest"])
             arrays = read_tensors(manifest, files, rank)
             slots = manifest["trees"]["per_rank"].get(str(rank), {})
             return commit, rebuild(manifest["trees"]["common"], arrays, slots), arrays
