@@ -1,6 +1,6 @@
 """Run by .ci/try-wheel with the Python of an empty environment that holds the wheel and no torch.
 
-    python try_wheel.py WHEEL SDIST REPOSITORY
+python try_wheel.py WHEEL SDIST REPOSITORY
 """
 
 import importlib.resources
