@@ -17,11 +17,13 @@ from ckptfmt.engine.families import Families
 from ckptfmt.engine.load.names import Patterns, Rename
 from ckptfmt.engine.load.restore import RestoreOptions
 from ckptfmt.engine.reports import GenerationInfo, RestoreReport, human_bytes
+from ckptfmt.engine.save.context import LaunchContext, SaveOrder
 from ckptfmt.engine.save.launch import Lease
-from ckptfmt.engine.save.session import LaunchContext, SaveOrder, SaveSession
+from ckptfmt.engine.save.outcome import find_fenced
+from ckptfmt.engine.save.session import SaveSession
 from ckptfmt.engine.save.snapshot import Planner, plan_state, take_snapshot
 from ckptfmt.engine.transfer import Background
-from ckptfmt.errors import BackendError, FormatError, InvalidInput, NotFound
+from ckptfmt.errors import BackendError, CkptError, Fenced, FormatError, InvalidInput, NotFound
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.states import State
 from ckptfmt.pending import PendingSave
@@ -80,6 +82,9 @@ class Checkpointer:
     @property
     def last_committed(self) -> GenerationInfo | None:
         """The newest committed generation that this checkpointer saved or restored."""
+        current = self._current
+        if current is not None and current[0].row is not None:
+            return GenerationInfo.of(current[0].row)  # its callback may not have run yet
         return None if self._last is None else GenerationInfo.of(self._last)
 
     # -- saving ---------------------------------------------------------------------------------
@@ -138,17 +143,27 @@ class Checkpointer:
         return pending
 
     def _check_step(self, step: int, tags: Sequence[str]) -> None:
-        if not isinstance(step, int) or isinstance(step, bool):
-            raise InvalidInput(f"save(step={step!r}): the step must be an int")
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise InvalidInput(f"save(step={step!r}): the step must be an int of at least 0")
         if isinstance(tags, str) or not all(isinstance(tag, str) and tag for tag in tags):
             raise InvalidInput(f"save(tags={tags!r}): give a list of non-empty strings")
 
     def _finished(self, pending: PendingSave) -> None:
         row = pending.row
         if row is None:
-            log.error("%s", pending.unseen_error())
+            log.error("%s", pending.error)
+            fenced = find_fenced(pending.error)
+            if fenced is not None:
+                self._lease.lost(fenced)
             return
         self._last = row
+        if row.commit_fence != self._context.launch.fence:
+            self._lease.lost(
+                Fenced(
+                    f"run {row.run!r}: a newer launch (fence {row.commit_fence}) finished generation {row.id}: this "
+                    "process must stop saving to the run"
+                )
+            )
         lag = 0 if self._lease.last_step is None else max(0, self._lease.last_step - pending.step)
         log.info(
             "%s #%d step %d committed: stall %.0f ms, %s in %.1f s, lag %d steps",
@@ -278,12 +293,10 @@ class Checkpointer:
             return
         try:
             self._join_current(timeout)
-        except TimeoutError:
-            raise
-        except BaseException:
+        except CkptError:
             self._shut()
             raise
-        self._shut()
+        self._shut()  # not after a timeout or an interrupt: the save is still in flight, and exit drains it
 
     def _shut(self) -> None:
         self._closed = True

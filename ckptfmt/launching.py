@@ -9,8 +9,8 @@ from ckptfmt import connect, reading
 from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.engine.keep.recover import prove_committed, settle_older
 from ckptfmt.engine.save.alone import Alone
+from ckptfmt.engine.save.context import LaunchContext
 from ckptfmt.engine.save.launch import acquire, launch_token
-from ckptfmt.engine.save.session import LaunchContext
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format import layout
 from ckptfmt.policy import PreemptionFlag, SavePolicy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class PendingSave:
         self.seconds: float | None = None
         """From the call of ``save`` to the outcome."""
         self._called = time.perf_counter()
+        self._pid = os.getpid()
         self._open = open_generation
         self._condition = threading.Condition()
         self._stage: Stage = "freezing"
@@ -57,6 +59,7 @@ class PendingSave:
         """Block until the save has reached ``until``. Raises its ``SaveFailed``, or ``TimeoutError``."""
         if until not in ORDER:
             raise InvalidInput(f"wait(until={until!r}): give one of {', '.join(ORDER)}")
+        self._check_owner()
         goal = ORDER.index(until)
         with self._condition:
             reached = self._condition.wait_for(
@@ -127,11 +130,25 @@ class PendingSave:
     def row(self) -> GenerationRecord | None:
         return self._row
 
+    @property
+    def error(self) -> BaseException | None:
+        """The error, without counting as a look at it."""
+        return self._error
+
     def wait_done(self, timeout: float | None = None) -> None:
         """Wait for the outcome without looking at it."""
+        self._check_owner()
         with self._condition:
             if not self._condition.wait_for(self.done, timeout):
                 raise TimeoutError(f"{self!r} is not done within {timeout} s")
+
+    def _check_owner(self) -> None:
+        """A forked child has a copy of the handle, but not the thread that would finish it."""
+        if os.getpid() != self._pid and not self.done():
+            raise InvalidInput(
+                f"{self!r} belongs to process {self._pid}: only there its outcome is known; in a child open the "
+                "repository again and look at the catalog"
+            )
 
     def unseen_error(self) -> BaseException | None:
         """The error if nobody has been told of it yet."""

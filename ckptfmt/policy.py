@@ -58,6 +58,7 @@ class PreemptionFlag:
     def __init__(self, signals: Sequence[int | signal.Signals]) -> None:
         self.raised = False
         self._pid = os.getpid()
+        self._closed = False
         self._previous: dict[int, Any] = {}
         if signals and threading.current_thread() is not threading.main_thread():
             raise InvalidInput("preempt_signals can be set from the main thread only: signal handlers live there")
@@ -70,20 +71,26 @@ class PreemptionFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         previous = self._previous.get(number)
-        if os.getpid() != self._pid:
-            # A forked worker inherited this handler: behave as if it had not been installed there.
-            signal.signal(number, previous if previous is not None else signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        if self._closed or os.getpid() != self._pid:
+            self._stand_aside(number, frame, previous)
             return
         self.raised = True
         if callable(previous) and previous is not signal.default_int_handler:
             previous(number, frame)
 
+    def _stand_aside(self, number: int, frame: FrameType | None, previous: Any) -> None:
+        """As if not installed: a forked worker inherited this handler, or one that was set later still chains it."""
+        if signal.getsignal(number) == self._handle:
+            signal.signal(number, previous if previous is not None else signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif callable(previous) and previous is not signal.default_int_handler:
+            previous(number, frame)
+
     def close(self) -> None:
         """Put the earlier handlers back, unless somebody has replaced ours in the meantime."""
+        self._closed = True
         if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
             return
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous if previous is not None else signal.SIG_DFL)
-        self._previous = {}

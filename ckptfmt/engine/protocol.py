@@ -13,17 +13,19 @@ from typing import TypeVar
 
 from ckptfmt.engine import verdicts
 from ckptfmt.engine.site import Site
-from ckptfmt.errors import BackendError, CatalogError, Corrupt, NotFound, SaveFailed
+from ckptfmt.errors import BackendError, CatalogError, Conflict, Corrupt, NotFound, SaveFailed
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.manifest import Manifest, encode_manifest, manifest_digest
 from ckptfmt.format.merge import merge_parts
 from ckptfmt.format.part import PART_BYTES_MAX, Part, decode_part
+from ckptfmt.format.states import OPEN_STATES, State
 from ckptfmt.ports.catalog import DurableFacts, GenerationRecord, PackRecord, RankRecord
 
 log = logging.getLogger("ckptfmt")
 
 T = TypeVar("T")
-_PROOF_ATTEMPTS = 4
+_PROOF_SECONDS = 3.0
+"""How long storage may refuse a proof before it is left to recover."""
 
 
 def read_parts(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -> list[Part]:
@@ -72,18 +74,22 @@ def check_packs(site: Site, folder: str, manifest: Manifest) -> None:
             )
 
 
+def merged_manifest(site: Site, row: GenerationRecord, *, parent: str | None) -> Manifest:
+    """The manifest that C3 would store; every part and pack is checked, nothing is written."""
+    parts = read_parts(site, row, site.sql().ranks(row.id))
+    manifest = merge_parts(parts, id=row.id, parent=parent, repository=site.repository, run=row.run)
+    check_packs(site, verdicts.folder_of(row), manifest)
+    return manifest
+
+
 def merge(site: Site, row: GenerationRecord, *, parent: str | None, fence: int) -> GenerationRecord:
     """C3: from every rank's part to the manifest on storage and the row ``durable``."""
-    catalog = site.sql()
-    parts = read_parts(site, row, catalog.ranks(row.id))
-    manifest = merge_parts(parts, id=row.id, parent=parent, repository=site.repository, run=row.run)
-    folder = verdicts.folder_of(row)
-    check_packs(site, folder, manifest)
+    manifest = merged_manifest(site, row, parent=parent)
     stored = encode_manifest(manifest)
     digest = manifest_digest(stored)
     name = layout.manifest_name(digest)
-    site.backend.create(f"{folder}/{name}", stored)
-    return catalog.mark_durable(row.id, durable_facts(manifest, row.key, name, digest, len(stored)), fence=fence)
+    site.backend.create(f"{verdicts.folder_of(row)}/{name}", stored)
+    return site.sql().mark_durable(row.id, durable_facts(manifest, row.key, name, digest, len(stored)), fence=fence)
 
 
 def durable_facts(manifest: Manifest, key: str, name: str, digest: str, nbytes: int) -> DurableFacts:
@@ -109,7 +115,7 @@ def durable_facts(manifest: Manifest, key: str, name: str, digest: str, nbytes: 
 def commit(site: Site, row: GenerationRecord, *, fence: int, until: float) -> GenerationRecord:
     """C4, the commit point. A doubtful answer is resolved by repeating the compare-and-swap, until ``until``
     (``time.monotonic``)."""
-    return repeat_sql(lambda: site.sql().commit(row.id, fence=fence), until=until)
+    return repeat(lambda: site.sql().commit(row.id, fence=fence), until=until)
 
 
 def prove(site: Site, row: GenerationRecord) -> GenerationRecord:
@@ -118,32 +124,55 @@ def prove(site: Site, row: GenerationRecord) -> GenerationRecord:
     If storage keeps refusing, the row is returned unproven: it is committed, and recover finishes it.
     """
     folder = verdicts.folder_of(row)
-    if row.commit_seq is None:
-        raise AssertionError(f"generation {row.id} has no commit_seq")
     record = verdict.encode_commit(verdicts.commit_of(site, row))
-    for attempt in range(_PROOF_ATTEMPTS):
-        try:
-            site.backend.create(f"{folder}/{layout.COMMIT}", record)
-            site.backend.make_folder(layout.commits_folder(row.run_key))
-            site.backend.create(layout.commit_hint(row.run_key, row.epoch, row.commit_seq, row.key), b"")
-            return site.sql().set_proven(row.id)
-        except (BackendError, CatalogError) as error:
-            log.warning("generation %d of run %r is committed, its proof is pending: %s", row.id, row.run, error)
-            if attempt + 1 < _PROOF_ATTEMPTS:
-                time.sleep(0.1 * 2**attempt)
+    hint = layout.commit_hint(row.run_key, row.epoch, row.commit_seq or 0, row.key)
+
+    def put() -> GenerationRecord:
+        site.backend.create(f"{folder}/{layout.COMMIT}", record)
+        site.backend.make_folder(layout.commits_folder(row.run_key))
+        site.backend.create(hint, b"")
+        return site.sql().set_proven(row.id)
+
+    try:
+        return repeat(put, until=time.monotonic() + _PROOF_SECONDS)
+    except Conflict as error:  # somebody put another verdict into the slot
+        log.error("generation %d of run %r is committed but cannot be proved: %s", row.id, row.run, error)
+    except (BackendError, CatalogError) as error:
+        log.warning("generation %d of run %r is committed, its proof is pending: %s", row.id, row.run, error)
     return row
 
 
-def repeat_sql(call: Callable[[], T], *, until: float) -> T:
-    """Repeat a call of the catalog while nothing was established, until ``until`` (``time.monotonic``)."""
+def settle_lower(site: Site, row: GenerationRecord, *, fence: int, until: float) -> None:
+    """Bring earlier saves of ``row``'s launch to a verdict where theirs stayed unknown: C3 waits for them.
+
+    Their handles have given up, so nobody else would as long as this launch lives.
+    """
+    rows = repeat(lambda: site.sql().generations(run=row.run, states=sorted(OPEN_STATES)), until=until)
+    lower = [other for other in rows if other.launch_id == row.launch_id and other.save_number < row.save_number]
+    for other in sorted(lower, key=lambda other: other.save_number):
+        if other.state is State.DURABLE:
+            prove(site, commit(site, other, fence=fence, until=until))
+            continue
+        repeat(lambda other=other: _abandon(site, other, fence), until=until)  # type: ignore[misc]
+
+
+def _abandon(site: Site, row: GenerationRecord, fence: int) -> None:
+    site.sql().abort(row.id, stage="merge", rank=None, reason="its save ended without a verdict", fence=fence)
+
+
+def repeat(call: Callable[[], T], *, until: float) -> T:
+    """Repeat a call that may be repeated while it fails for a passing reason, until ``until`` (``time.monotonic``).
+
+    Creates and transitions are such calls: the second one finds what the first has done when its answer was lost.
+    """
     pause = 0.05
     while True:
         try:
             return call()
-        except CatalogError as error:
+        except (CatalogError, BackendError) as error:
             if not error.transient or time.monotonic() + pause > until:
                 raise
-            log.warning("the catalog did not answer, trying again: %s", error)
+            log.warning("trying again: %s", error)
         time.sleep(pause)
         pause = min(pause * 2, 2.0)
 

@@ -6,7 +6,6 @@ manifests go, then the row says so. A crash in between leaves too much, never to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckptfmt.engine import verdicts
@@ -45,32 +44,27 @@ def sweep_aborted(site: Site, row: GenerationRecord) -> Swept:
     """Close an aborted generation's key and remove its objects."""
     if not close_aborted(site, row):
         return Swept((), adopted=True)
-    return Swept(_remove(site, row, lambda name: True))
+    return Swept(_remove(site, row))
 
 
-def sweep_retired(site: Site, row: GenerationRecord) -> Swept:
-    """Remove the objects of a retired generation whose RETIRED.json is durable and whose grace is over.
-
-    Packs that another generation refers to stay.
-    """
-
-    def removable(name: str) -> bool:
-        return not [user for user in site.sql().pack_users(row.key, name) if user != row.id]
-
-    return Swept(_remove(site, row, removable))
+def sweep_closed(site: Site, row: GenerationRecord) -> Swept:
+    """Remove what may go of a retired generation (its RETIRED.json durable, its grace over) or a deleted one."""
+    return Swept(_remove(site, row))
 
 
-def leftovers(site: Site, row: GenerationRecord) -> list[ObjectInfo]:
-    """Objects under the generation's key other than its tombstones."""
-    folder = verdicts.folder_of(row)
-    return [info for info in site.backend.list(folder) if info.key.rpartition("/")[2] not in TOMBSTONES]
+def removable(site: Site, row: GenerationRecord) -> list[ObjectInfo]:
+    """Objects under the generation's key other than its tombstones and the packs that another one refers to."""
+    found = ((info, info.key.rpartition("/")[2]) for info in site.backend.list(verdicts.folder_of(row)))
+    return [info for info, name in found if name not in TOMBSTONES and not _used_elsewhere(site, row, name)]
 
 
-def _remove(site: Site, row: GenerationRecord, removable: Callable[[str], bool]) -> tuple[ObjectInfo, ...]:
-    removed: list[ObjectInfo] = []
-    for info in leftovers(site, row):
-        if removable(info.key.rpartition("/")[2]):
-            site.backend.delete(info.key)
-            removed.append(info)
+def _used_elsewhere(site: Site, row: GenerationRecord, name: str) -> bool:
+    return any(user != row.id for user in site.sql().pack_users(row.key, name))
+
+
+def _remove(site: Site, row: GenerationRecord) -> tuple[ObjectInfo, ...]:
+    removed = removable(site, row)
+    for info in removed:
+        site.backend.delete(info.key)
     site.sql().mark_swept(row.id)
     return tuple(removed)

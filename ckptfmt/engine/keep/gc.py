@@ -10,7 +10,7 @@ from ckptfmt.engine import verdicts
 from ckptfmt.engine.keep.recover import adopt
 from ckptfmt.engine.reports import GcItem, GcReport
 from ckptfmt.engine.site import Site
-from ckptfmt.engine.sweep import leftovers, sweep_aborted, sweep_retired
+from ckptfmt.engine.sweep import removable, sweep_aborted, sweep_closed
 from ckptfmt.errors import Conflict
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.states import State
@@ -30,6 +30,8 @@ class _Due:
     row: GenerationRecord
     objects: tuple[ObjectInfo, ...]
     reason: str
+    proven: bool = False
+    """Aborted in the catalog, committed on storage: to be adopted, not removed."""
 
 
 def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
@@ -46,6 +48,7 @@ def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
         for due in _due(site, run, now, grace, waiting):
             if dry_run:
                 items += _items(due, due.objects)
+                adopted += [due.row.id] if due.proven else []
                 continue
             removed, repaired = _sweep(site, run, due)
             items += _items(due, removed)
@@ -64,11 +67,19 @@ def _due(site: Site, run: RunRecord, now: datetime, grace: timedelta, waiting: l
                     f"{row.run} #{row.id} (due {ready:%Y-%m-%d %H:%M:%S} UTC)" if ready else f"{row.run} #{row.id}"
                 )
                 continue
-        found = tuple(leftovers(site, row))
+        if row.state is State.ABORTED and _proven(site, row):
+            due.append(_Due(row, (), "storage proves it", proven=True))
+            continue
+        found = tuple(removable(site, row))
         if found or row.state is not State.DELETED:
             reason = f"{row.state} {row.abort_reason or ''}".strip()
             due.append(_Due(row, found, reason if row.state is not State.DELETED else "appeared after deletion"))
     return due
+
+
+def _proven(site: Site, row: GenerationRecord) -> bool:
+    found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
+    return found is not None and found.verdict == "committed" and verdicts.belongs(found, site, row)
 
 
 def _sweep(site: Site, run: RunRecord, due: _Due) -> tuple[tuple[ObjectInfo, ...], bool]:
@@ -81,7 +92,9 @@ def _sweep(site: Site, run: RunRecord, due: _Due) -> tuple[tuple[ObjectInfo, ...
             )
             adopt(site, row, fence=run.fence)
         return swept.objects, swept.adopted
-    return sweep_retired(site, row).objects, False
+    if row.state is State.RETIRED:
+        close_retired(site, row)
+    return sweep_closed(site, row).objects, False
 
 
 def retire(site: Site, generation_id: int) -> GenerationRecord:

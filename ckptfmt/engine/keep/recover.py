@@ -14,7 +14,16 @@ from ckptfmt.engine import protocol, verdicts
 from ckptfmt.engine.opened import open_proven, read_manifest
 from ckptfmt.engine.reports import RecoverAction, RecoverReport
 from ckptfmt.engine.site import Site
-from ckptfmt.errors import BackendError, CkptError, Conflict, FormatError, Mismatch, NotFound, SaveFailed
+from ckptfmt.errors import (
+    AccessDenied,
+    BackendError,
+    Conflict,
+    FormatError,
+    Mismatch,
+    NotFound,
+    OutOfSpace,
+    SaveFailed,
+)
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import AdoptFacts, GenerationRecord, LaunchRecord
 
@@ -69,7 +78,9 @@ def settle(site: Site, row: GenerationRecord, *, fence: int) -> RecoverAction:
         return adopted
     try:
         finished = _finish(site, row, fence)
-    except (NotFound, FormatError, Mismatch, SaveFailed) as error:
+    except (NotFound, FormatError, Mismatch, SaveFailed, BackendError) as error:
+        if not _shows_incomplete(error):
+            raise
         site.sql().abort(row.id, stage="recover", rank=None, reason=f"incomplete: {error}"[:1000], fence=fence)
         log.warning("generation %d of run %r (step %d) aborted: %s", row.id, row.run, row.step, error)
         return _action(row, "aborted", str(error))
@@ -77,21 +88,33 @@ def settle(site: Site, row: GenerationRecord, *, fence: int) -> RecoverAction:
     return _action(finished, "committed", "every rank's data was durable")
 
 
+def _shows_incomplete(error: Exception) -> bool:
+    """Whether the bytes are not there. Storage that is away, forbidden or full says nothing about them."""
+    return not isinstance(error, BackendError) or not (error.transient or isinstance(error, AccessDenied | OutOfSpace))
+
+
 def _finish(site: Site, row: GenerationRecord, fence: int) -> GenerationRecord:
     """C3 to C5 for a generation whose ranks were all durable. Raises what shows that it is incomplete."""
     until = time.monotonic() + _SETTLE_SECONDS
+    protocol.repeat(lambda: _check_complete(site, row), until=until)
     if row.state is State.WRITING:
-        ranks = site.sql().ranks(row.id)
-        silent = [rank.rank for rank in ranks if rank.state != "durable"]
-        if silent or len(ranks) != row.world_size:
-            raise SaveFailed(
-                f"ranks {silent or 'unknown'} never acknowledged", stage="recover", key=row.key, generation_id=row.id
-            )
-        row = protocol.merge(site, row, parent=protocol.parent_of(site, row), fence=fence)
-    else:
+        parent = protocol.parent_of(site, row)
+        protocol.repeat(lambda: protocol.merge(site, row, parent=parent, fence=fence), until=until)
+    return protocol.prove(site, protocol.commit(site, row, fence=fence, until=until))
+
+
+def _check_complete(site: Site, row: GenerationRecord) -> None:
+    """Raise what shows that the generation cannot be finished. Changes nothing."""
+    if row.state is State.DURABLE:
         _check_whole(site, row)
-    row = protocol.commit(site, row, fence=fence, until=until)
-    return protocol.prove(site, row)
+        return
+    ranks = site.sql().ranks(row.id)
+    silent = [rank.rank for rank in ranks if rank.state != "durable"]
+    if silent or len(ranks) != row.world_size:
+        raise SaveFailed(
+            f"ranks {silent or 'unknown'} never acknowledged", stage="recover", key=row.key, generation_id=row.id
+        )
+    protocol.merged_manifest(site, row, parent=protocol.parent_of(site, row))
 
 
 def _check_whole(site: Site, row: GenerationRecord) -> None:
@@ -164,15 +187,14 @@ def _plan(site: Site, row: GenerationRecord, holder: LaunchRecord | None) -> Rec
     """What ``settle`` would do, without doing it."""
     if holder is not None and row.fence >= holder.fence:
         return _action(row, "left", f"{holder.host}:{holder.pid} is writing it")
+    found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
+    if found is not None and verdicts.belongs(found, site, row):
+        return _action(row, "adopted" if found.verdict == "committed" else "aborted", "storage holds a verdict")
     try:
-        found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
-        if found is not None and verdicts.belongs(found, site, row):
-            return _action(row, "adopted" if found.verdict == "committed" else "aborted", "storage holds a verdict")
-        if row.state is State.DURABLE:
-            _check_whole(site, row)
-        else:
-            protocol.read_parts(site, row, site.sql().ranks(row.id))
-    except CkptError as error:
+        _check_complete(site, row)
+    except (NotFound, FormatError, Mismatch, SaveFailed, BackendError) as error:
+        if not _shows_incomplete(error):
+            raise
         return _action(row, "aborted", str(error))
     return _action(row, "committed", "every rank's data is durable")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ckptfmt.engine import verdicts
 from ckptfmt.engine.opened import Opened, open_proven, open_row
 from ckptfmt.engine.site import Site
-from ckptfmt.errors import InvalidInput, NotCommitted, NotFound
+from ckptfmt.errors import FormatError, InvalidInput, NotCommitted, NotFound
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog, GenerationRecord
@@ -112,33 +112,56 @@ def resolve_proof(site: Site, run: str | None, wanted: Wanted) -> tuple[str, ver
             f"{site.backend.url} is read by proof, without a catalog: tags are not on storage; give an id or step"
         )
     name = proven_run(site, run)
+    if wanted.id is not None:
+        return _proven_id(site, name, wanted.id)
     for folder, commit in proven(site, layout.run_key(name)):
-        if wanted.id is not None and commit.id != wanted.id:
-            continue
-        if wanted.step is not None and commit.step != wanted.step:
-            continue
-        return folder, commit
+        if wanted.step is None or commit.step == wanted.step:
+            return folder, commit
     what = "latest" if wanted == Wanted() else f"{wanted}"
     raise NotCommitted(f"run {name!r} in {site.backend.url}: storage proves no committed generation for {what}")
 
 
+def _proven_id(site: Site, run: str, number: int) -> tuple[str, verdict.Commit]:
+    """The generation with this id. Damage to another one is no reason to refuse it."""
+    run_key = layout.run_key(run)
+    damage: FormatError | None = None
+    for hint in _hints(site, run_key):
+        try:
+            found = _proved(site, run_key, hint)
+        except FormatError as error:
+            damage = damage or error
+            continue
+        if found is not None and found[1].id == number:
+            return found
+    if damage is not None:
+        raise damage  # this may be the one
+    raise NotCommitted(f"run {run!r} in {site.backend.url}: storage proves no committed generation {number}")
+
+
 def proven(site: Site, run_key: str) -> Iterator[tuple[str, verdict.Commit]]:
     """Committed generations newest first, by one listing of hints; hints that COMMIT.json doesn't prove are skipped."""
-    hints = [
-        hint
-        for info in site.backend.list(layout.commits_folder(run_key))
-        if (hint := layout.parse_commit_hint(info.key.rpartition("/")[2])) is not None
-    ]
-    for hint in sorted(hints, reverse=True):
-        folder = layout.generation_folder(run_key, hint.key)
-        commit = verdicts.read_commit(site.backend, folder)
-        if commit is None or commit.verdict != "committed" or commit.repository != site.repository:
-            continue
-        verdicts.check_belongs(commit, hint.key, folder)
-        if (commit.epoch, commit.commit_seq) != (hint.epoch, hint.seq):
-            continue
-        if verdicts.read_retired(site.backend, folder) is None:
-            yield folder, commit
+    for hint in _hints(site, run_key):
+        found = _proved(site, run_key, hint)
+        if found is not None:
+            yield found
+
+
+def _hints(site: Site, run_key: str) -> list[layout.CommitHint]:
+    """Newest first."""
+    names = (info.key.rpartition("/")[2] for info in site.backend.list(layout.commits_folder(run_key)))
+    return sorted((hint for name in names if (hint := layout.parse_commit_hint(name)) is not None), reverse=True)
+
+
+def _proved(site: Site, run_key: str, hint: layout.CommitHint) -> tuple[str, verdict.Commit] | None:
+    """What COMMIT.json says of the generation that a hint names; None unless it is committed, and still is."""
+    folder = layout.generation_folder(run_key, hint.key)
+    commit = verdicts.read_commit(site.backend, folder)
+    if commit is None or commit.verdict != "committed" or commit.repository != site.repository:
+        return None
+    verdicts.check_belongs(commit, hint.key, folder)
+    if (commit.epoch, commit.commit_seq) != (hint.epoch, hint.seq):
+        return None
+    return None if verdicts.read_retired(site.backend, folder) is not None else (folder, commit)
 
 
 def proven_runs(site: Site) -> list[str]:

@@ -70,8 +70,8 @@ def acquire(
             holder = catalog.live_launch(run)
             if holder is None:
                 continue  # it lapsed or closed in between
-            if holder.token == token:
-                raise  # the token is in use: waiting would not help
+            if holder.token == token or _is_self(holder, request):
+                raise  # waiting for ourselves would not help
             renewed = first_seen is not None and (
                 holder.id != first_seen.id or holder.lease_until > first_seen.lease_until
             )
@@ -90,6 +90,15 @@ def acquire(
                     lease_seconds,
                 )
             time.sleep(_POLL_SECONDS)
+
+
+def _is_self(holder: LaunchRecord, request: LaunchRequest) -> bool:
+    return (holder.host, holder.pid, holder.boot_id, holder.pid_started) == (
+        request.host,
+        request.pid,
+        request.boot_id,
+        request.pid_started,
+    )
 
 
 class Lease:
@@ -124,12 +133,16 @@ class Lease:
         try:
             self._catalog.renew_lease(self.launch.id, lease_seconds=self._lease_seconds, last_step=self.last_step)
         except Fenced as error:
-            if self.fenced is None:
-                log.error("%s", error)
-            self.fenced = error
-        except CatalogError as error:
+            self.lost(error)
+        except (CatalogError, Conflict) as error:
             # A missed beat is survivable: the fence decides at the next transition, not the lease.
             log.warning("the lease of run %r could not be renewed: %s", self.launch.run, error)
+
+    def lost(self, error: Fenced) -> None:
+        """A newer launch has taken the run: no further save may begin."""
+        if self.fenced is None:
+            log.error("%s", error)
+            self.fenced = error
 
     def check(self) -> None:
         """Raise ``Fenced`` if a newer launch has taken the run."""

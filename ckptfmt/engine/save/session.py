@@ -5,62 +5,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from ckptfmt.engine import protocol
+from ckptfmt.engine.save.context import LaunchContext, SaveOrder
+from ckptfmt.engine.save.outcome import find_verdict, free_space, with_fence
 from ckptfmt.engine.save.parts import make_part
 from ckptfmt.engine.save.persist import check_space, write_packs
 from ckptfmt.engine.save.progress import Listener
 from ckptfmt.engine.save.snapshot import Snapshot
-from ckptfmt.engine.site import Site
-from ckptfmt.engine.sweep import sweep_aborted
-from ckptfmt.errors import (
-    BackendError,
-    CatalogError,
-    CkptError,
-    Conflict,
-    Fenced,
-    NotFound,
-    OutcomeUnknown,
-    SaveFailed,
-)
+from ckptfmt.errors import CatalogError, CkptError, Fenced, NotFound, OutcomeUnknown, SaveFailed
 from ckptfmt.format import layout
 from ckptfmt.format.manifest import manifest_digest
 from ckptfmt.format.part import encode_part
-from ckptfmt.format.states import OPEN_STATES, State
-from ckptfmt.ports.catalog import GenerationRecord, LaunchRecord, RunRecord
-from ckptfmt.ports.coordination import Coordination, PartReport
+from ckptfmt.format.states import State
+from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.coordination import PartReport
 
 log = logging.getLogger("ckptfmt")
 
 T = TypeVar("T")
-
-_SETTLE_SECONDS = 20.0
-"""How long a failed save looks for its verdict before its outcome is called unknown."""
-_SETTLE_POLL_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class LaunchContext:
-    """What all saves of one launch have in common."""
-
-    site: Site
-    run: RunRecord
-    launch: LaunchRecord
-    coordination: Coordination
-    commit_timeout: float
-
-
-@dataclass(frozen=True)
-class SaveOrder:
-    """What one save was asked to do. ``created_at`` is when the snapshot was frozen (RFC 3339)."""
-
-    n: int
-    step: int
-    key: str
-    tags: tuple[str, ...]
-    created_at: str
 
 
 class SaveSession:
@@ -81,13 +45,13 @@ class SaveSession:
         return layout.generation_folder(self._context.run.key, self._order.key)
 
     def run(self) -> None:
+        outcome: GenerationRecord | SaveFailed
         try:
-            row = self._commit()
+            outcome = self._commit()
         except BaseException as error:
             self._snapshot = None
-            self._report(self._settle(error))
-        else:
-            self._listener.succeeded(row)
+            outcome = self._outcome(error)
+        self._report(outcome)
 
     def _report(self, outcome: GenerationRecord | SaveFailed) -> None:
         if isinstance(outcome, SaveFailed):
@@ -105,9 +69,10 @@ class SaveSession:
         self._snapshot = None  # the memory is free from here on
         self._listener.advance("staged")
         self._stage = "merge"
-        context.coordination.gather(row.id, timeout=max(0.1, self._until - time.monotonic()))
-        parent = protocol.parent_of(context.site, row)
-        row = self._row = self._sql(
+        self._repeat(lambda: context.coordination.gather(row.id, timeout=max(0.1, self._until - time.monotonic())))
+        protocol.settle_lower(context.site, row, fence=context.launch.fence, until=self._until)
+        parent = self._repeat(lambda: protocol.parent_of(context.site, row))
+        row = self._row = self._repeat(
             lambda: protocol.merge(context.site, row, parent=parent, fence=context.launch.fence)
         )
         self._listener.advance("durable")
@@ -119,7 +84,7 @@ class SaveSession:
     def _begin(self) -> GenerationRecord:
         """C1: the generation's row and folder."""
         context, order = self._context, self._order
-        ticket = self._sql(
+        ticket = self._repeat(
             lambda: context.site.sql().begin_save(
                 context.launch.id,
                 n=order.n,
@@ -132,7 +97,7 @@ class SaveSession:
             )
         )
         self._row = ticket.generation
-        context.site.backend.make_folder(self.folder)
+        self._repeat(lambda: context.site.backend.make_folder(self.folder))
         return ticket.generation
 
     def _persist(self, row: GenerationRecord) -> None:
@@ -142,7 +107,7 @@ class SaveSession:
             raise AssertionError("the snapshot is gone before it was written")
         backend, rank = context.site.backend, context.coordination.rank
         self._check_still_writing(row)
-        check_space(backend, snapshot)
+        self._repeat(lambda: check_space(backend, snapshot))
         try:
             written = write_packs(backend, self.folder, rank, snapshot, give_up=self._give_up)
         except NotFound as error:
@@ -163,7 +128,7 @@ class SaveSession:
         stored = encode_part(part)
         self._check_still_writing(row)
         name = layout.part_name(rank)
-        backend.create(f"{self.folder}/{name}", stored)
+        self._repeat(lambda: backend.create(f"{self.folder}/{name}", stored))
         report = PartReport(
             rank=rank,
             part_name=name,
@@ -173,11 +138,11 @@ class SaveSession:
             write_seconds=written.seconds,
             retries=written.retries,
         )
-        self._sql(lambda: context.coordination.report(row.id, report))
+        self._repeat(lambda: context.coordination.report(row.id, report))
 
     def _check_still_writing(self, row: GenerationRecord) -> None:
         """A rank that finds its generation no longer ``writing`` stops."""
-        now = self._sql(lambda: self._context.site.sql().generation(row.id))
+        now = self._repeat(lambda: self._context.site.sql().generation(row.id))
         if now is None or now.state is not State.WRITING:
             state = "gone" if now is None else f"{now.state}: {now.abort_reason}"
             raise SaveFailed(
@@ -192,8 +157,9 @@ class SaveSession:
         if self._expired or time.monotonic() > self._until:
             raise self._overdue()
 
-    def _sql(self, call: Callable[[], T]) -> T:
-        return protocol.repeat_sql(call, until=self._until)
+    def _repeat(self, call: Callable[[], T]) -> T:
+        self._give_up()
+        return protocol.repeat(call, until=self._until)
 
     # -- when it goes wrong ---------------------------------------------------------------------
     @property
@@ -201,66 +167,44 @@ class SaveSession:
         return time.monotonic() > self._until
 
     def expire(self) -> None:
-        """Called by the watchdog past the deadline: abort on behalf of a writer that does not come back."""
+        """Called by the watchdog past the deadline: give the verdict on behalf of a writer that does not come back."""
         if not self._expired:
             self._expired = True
-            self._report(self._settle(self._overdue()))
+            self._report(self._outcome(self._overdue()))
 
     def _overdue(self) -> SaveFailed:
         return self._failure(
-            f"not committed within {self._context.commit_timeout:.0f} s (stage {self._stage}, {self.folder})"
+            f"not committed within {self._context.commit_timeout:g} s (stage {self._stage}, {self.folder})"
         )
 
+    def _outcome(self, error: BaseException) -> GenerationRecord | SaveFailed:
+        """The verdict, whatever happens on the way: nobody may wait for ever."""
+        try:
+            return self._settle(error)
+        except Exception as second:
+            log.exception("the outcome of save %s could not be settled", self._order.key)
+            return self._chained(OutcomeUnknown, f"{error}; then its outcome could not be settled: {second}", error)
+
     def _settle(self, error: BaseException) -> GenerationRecord | SaveFailed:
-        """Find the verdict. "Aborted" is said only once the catalog says so; else the outcome is unknown and
-        nothing is deleted. A commit whose answer was lost, or that a newer launch finished, is a success."""
         row = self._row
         if row is None:
             if isinstance(error, CatalogError) and error.transient:
                 return self._chained(OutcomeUnknown, f"the catalog could not be reached to begin it: {error}", error)
             return self._chained(SaveFailed, f"it could not begin: {error}", error)
         try:
-            until = time.monotonic() + _SETTLE_SECONDS
-            now = protocol.repeat_sql(lambda: self._verdict(row, error, until), until=until)
+            now = find_verdict(self._context, row, stage=self._stage, error=error)
         except CkptError as unreachable:
             text = (
                 f"{error}; whether it was committed is unknown: {unreachable}; see `ckptfmt inspect`, `ckptfmt recover`"
             )
             return self._chained(OutcomeUnknown, text, error)
-        if now.state is State.COMMITTED:
-            return now if now.proven_at is not None else protocol.prove(self._context.site, now)
-        self._free_space(now)
-        return self._chained(SaveFailed, str(error), error)
-
-    def _verdict(self, row: GenerationRecord, error: BaseException, until: float) -> GenerationRecord:
-        """The row in a terminal state: aborted by us, or as whoever took the run has settled it."""
-        catalog = self._context.site.sql()
-        while True:
-            now = catalog.generation(row.id)
-            if now is not None and now.state not in OPEN_STATES:
-                return now
-            try:
-                return catalog.abort(
-                    row.id,
-                    stage=self._stage,
-                    rank=self._context.coordination.rank,
-                    reason=f"{type(error).__name__}: {error}"[:1000],
-                    fence=self._context.launch.fence,
-                )
-            except Conflict:
-                # Fenced: the newer launch settles this row, and may even finish it. Or it was committed meanwhile.
-                if time.monotonic() > until:
-                    raise
-            time.sleep(_SETTLE_POLL_SECONDS)
-
-    def _free_space(self, row: GenerationRecord) -> None:
-        """Remove what the aborted save wrote: a full disk is the likeliest reason for it."""
-        if self._expired:
-            return  # its writer may still be alive: gc does it later
-        try:
-            sweep_aborted(self._context.site, row)
-        except (BackendError, CatalogError, Conflict) as error:
-            log.warning("objects of the aborted generation %d are left to `ckptfmt gc`: %s", row.id, error)
+        if now.commit_seq is not None:
+            # The watchdog must not touch storage: that is what hangs. recover finishes a proof that is pending.
+            done = now.proven_at is not None or now.state is not State.COMMITTED or self._expired
+            return now if done else protocol.prove(self._context.site, now)
+        if not self._expired:  # a writer that may still be alive is left to gc
+            free_space(self._context, now)
+        return self._chained(SaveFailed, str(error), with_fence(self._context, error))
 
     def _chained(self, kind: type[SaveFailed], text: str, cause: BaseException) -> SaveFailed:
         if isinstance(cause, SaveFailed):

@@ -1,0 +1,40 @@
+"""The place of one test: storage in memory and a SQLite catalog that is made quickly."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lifecycle_rig import Place
+
+from ckptfmt.catalog.sqlite import SqliteSessions
+from ckptfmt.catalog.upgrade import create_schema
+
+
+@pytest.fixture(scope="session")
+def empty_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A catalog with its schema and nothing else: migrating a new one for every test would take seconds."""
+    path = tmp_path_factory.mktemp("catalog") / "empty.sqlite"
+    create_schema(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, empty_catalog: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """Nothing here survives a power cut, so its transactions don't wait for the disk."""
+    connect = SqliteSessions._connect
+
+    def connect_quickly(self: SqliteSessions, *args: Any) -> sqlite3.Connection:
+        connection = connect(self, *args)
+        connection.execute("PRAGMA synchronous=OFF")
+        return connection
+
+    monkeypatch.setattr(SqliteSessions, "_connect", connect_quickly)
+    made = Place(tmp_path)
+    shutil.copy(empty_catalog, tmp_path / "catalog.sqlite")
+    yield made
+    made.forget()
