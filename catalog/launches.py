@@ -6,6 +6,7 @@ Lease times are compared with the database's clock alone, after the run's lock w
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, insert, literal, select, update
@@ -193,6 +194,7 @@ def _held(run_name: str, holder: LaunchRecord, now: datetime) -> Conflict:
     )
 
 
+@cache
 def _query() -> Any:
     return select(launches, runs.c.name.label("run"), case((_LIVE, literal(1)), else_=literal(0)).label("live")).join(
         runs, runs.c.id == launches.c.run_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, case, func, select, text
@@ -156,7 +157,9 @@ def _run_id(repository_id: int, run: str) -> Any:
     return select(runs.c.id).where(runs.c.repository_id == repository_id, runs.c.name == run).scalar_subquery()
 
 
+@cache
 def _query(repository_id: int) -> Any:
+    # Selects are immutable: building this one costs more than running it.
     stall = select(func.max(ranks.c.stall_seconds)).where(ranks.c.generation_id == generations.c.id).scalar_subquery()
     return (
         select(

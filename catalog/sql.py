@@ -61,8 +61,8 @@ class SqlCatalog:
             ).scalar_one_or_none()
         if found is None:
             raise NotFound(
-                f"the catalog {url} does not know the repository {repository}: name the catalog that governs it, "
-                "or adopt a copied repository with `ckptfmt db adopt`"
+                f"the catalog {url} does not know the repository {repository}: name the catalog that governs it "
+                "(catalog=... or CKPTFMT_CATALOG)"
             )
         self._repository_id: int = found
 

@@ -396,7 +396,7 @@ SELECT p.uuid AS repository, r.name AS run, g.id AS generation_id, g.step AS ste
 FROM generations AS g JOIN runs AS r ON r.id = g.run_id JOIN repositories AS p ON p.id = r.repository_id
 LEFT JOIN (
   SELECT generation_id, MAX(stall_seconds) AS stall_seconds, MAX(write_seconds) AS write_seconds,
-         SUM(nbytes) AS nbytes, SUM(retries) AS retries
+         CAST(SUM(nbytes) AS BIGINT) AS nbytes, CAST(SUM(retries) AS BIGINT) AS retries
   FROM ranks GROUP BY generation_id
 ) AS k ON k.generation_id = g.id
 """,
@@ -404,11 +404,11 @@ LEFT JOIN (
 CREATE VIEW space_by_run AS
 SELECT p.uuid AS repository, r.name AS run,
        SUM(CASE WHEN g.state = 'committed' THEN 1 ELSE 0 END) AS committed_generations,
-       SUM(CASE WHEN g.state = 'committed' THEN g.stored ELSE 0 END) AS committed_bytes,
+       CAST(SUM(CASE WHEN g.state = 'committed' THEN g.stored ELSE 0 END) AS BIGINT) AS committed_bytes,
        SUM(CASE WHEN g.state IN ('writing', 'durable') THEN 1 ELSE 0 END) AS in_flight_generations,
-       SUM(CASE WHEN g.state IN ('writing', 'durable') THEN g.stored ELSE 0 END) AS in_flight_bytes,
+       CAST(SUM(CASE WHEN g.state IN ('writing', 'durable') THEN g.stored ELSE 0 END) AS BIGINT) AS in_flight_bytes,
        SUM(CASE WHEN g.state IN ('retired', 'aborted') THEN 1 ELSE 0 END) AS reclaimable_generations,
-       SUM(CASE WHEN g.state IN ('retired', 'aborted') THEN g.stored ELSE 0 END) AS reclaimable_bytes,
+       CAST(SUM(CASE WHEN g.state IN ('retired', 'aborted') THEN g.stored ELSE 0 END) AS BIGINT) AS reclaimable_bytes,
        SUM(CASE WHEN g.state = 'deleted' THEN 1 ELSE 0 END) AS deleted_generations
 FROM runs AS r JOIN repositories AS p ON p.id = r.repository_id
 LEFT JOIN (

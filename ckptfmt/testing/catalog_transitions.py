@@ -13,7 +13,26 @@ from ckptfmt.testing.catalog_job import Job, MakeCatalog, RawSql, require
 
 ORDINARY = {(step.source, step.target) for step in TRANSITIONS if not step.repair}
 REPAIRS = {(step.source, step.target) for step in TRANSITIONS if step.repair}
-PAIRS = [(source, target) for source in State for target in State if source != target]
+FROZEN = (
+    "manifest_digest = 'forged'",
+    "manifest_name = 'forged'",
+    "manifest_bytes = 1",
+    "nbytes = 1",
+    "parent_key = 'forged'",
+    "commit_seq = 99",
+    "commit_seq = NULL",
+    "epoch = 9",
+    "commit_fence = 9",
+    "committed_at = created_at",
+    "\"key\" = 'forged'",
+    "step = 99",
+    "id = 99",
+    "run_id = 99",
+    "launch_id = 99",
+    "save_number = 99",
+    "fence = 99",
+)
+"""Changes to a committed generation that are refused."""
 
 # Fills in what the checks of the table ask for, so that only the trigger can refuse.
 _MOVE = """
@@ -73,18 +92,19 @@ class TransitionCases:
         _raw_move(raw, generation, target)
         assert _state(job.catalog, generation) is target
 
-    @pytest.mark.parametrize(("source", "target"), [pair for pair in PAIRS if pair not in ORDINARY])
-    def test_raw_sql_may_take_no_other_step(
-        self, make_catalog: MakeCatalog, raw: RawSql, source: State, target: State
-    ) -> None:
+    @pytest.mark.parametrize("source", list(State))
+    def test_raw_sql_may_take_no_other_step(self, make_catalog: MakeCatalog, raw: RawSql, source: State) -> None:
         job = Job.start(make_catalog())
         generation = job.in_state(source)
-        with pytest.raises(Exception, match="does not allow this transition"):
-            _raw_move(raw, generation, target)
-        if (source, target) not in REPAIRS:
+        targets = [target for target in State if target != source and (source, target) not in ORDINARY]
+        assert targets
+        for target in targets:
             with pytest.raises(Exception, match="does not allow this transition"):
-                _raw_move(raw, generation, target, adopt=True)
-        assert _state(job.catalog, generation) is source
+                _raw_move(raw, generation, target)
+            if (source, target) not in REPAIRS:
+                with pytest.raises(Exception, match="does not allow this transition"):
+                    _raw_move(raw, generation, target, adopt=True)
+            assert _state(job.catalog, generation) is source
 
     @pytest.mark.parametrize(("source", "target"), sorted(REPAIRS))
     def test_a_repair_names_its_author_in_the_same_statement(
@@ -98,17 +118,19 @@ class TransitionCases:
     @pytest.mark.parametrize("state", list(State))
     def test_calls_by_state(self, make_catalog: MakeCatalog, state: State) -> None:
         catalog = make_catalog()
+        job = Job.start(catalog)
+        generation = job.in_state(state)
+        before = catalog.generation(generation.id), catalog.events()
         for name, call in _CALLS.items():
-            job = Job.start(catalog, f"{state}-{name}")
-            generation = job.in_state(state)
-            if name in _SUCCEEDS[state]:
-                call(job, generation)
-                call(job, generation)
-                continue
-            before = catalog.generation(generation.id), catalog.events()
-            with pytest.raises((Conflict, NotCommitted), match=f"generation {generation.id} is |was aborted"):
-                call(job, generation)
-            assert (catalog.generation(generation.id), catalog.events()) == before, name
+            if name not in _SUCCEEDS[state]:
+                with pytest.raises((Conflict, NotCommitted), match=f"generation {generation.id} is |was aborted"):
+                    call(job, generation)
+                assert (catalog.generation(generation.id), catalog.events()) == before, name
+        for name in sorted(_SUCCEEDS[state]):
+            other = Job.start(catalog, name)
+            generation = other.in_state(state)
+            for _ in range(2):
+                _CALLS[name](other, generation)
 
     def test_a_generation_starts_writing(self, make_catalog: MakeCatalog, raw: RawSql) -> None:
         job = Job.start(make_catalog())
@@ -133,33 +155,12 @@ class TransitionCases:
         with pytest.raises(Exception, match="append-only"):
             raw("UPDATE events SET actor = 'nobody'", {})
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            "manifest_digest = 'forged'",
-            "manifest_name = 'forged'",
-            "manifest_bytes = 1",
-            "nbytes = 1",
-            "parent_key = 'forged'",
-            "commit_seq = 99",
-            "commit_seq = NULL",
-            "epoch = 9",
-            "commit_fence = 9",
-            "committed_at = created_at",
-            "\"key\" = 'forged'",
-            "step = 99",
-            "id = 99",
-            "run_id = 99",
-            "launch_id = 99",
-            "save_number = 99",
-            "fence = 99",
-        ],
-    )
-    def test_what_was_committed_never_changes(self, make_catalog: MakeCatalog, raw: RawSql, change: str) -> None:
+    def test_what_was_committed_never_changes(self, make_catalog: MakeCatalog, raw: RawSql) -> None:
         job = Job.start(make_catalog())
         for generation in (job.proven(), job.retired(1)):
-            with pytest.raises(Exception, match="never change"):
-                raw(f"UPDATE generations SET {change} WHERE id = :id", {"id": generation.id})
+            for change in FROZEN:
+                with pytest.raises(Exception, match="never change"):
+                    raw(f"UPDATE generations SET {change} WHERE id = :id", {"id": generation.id})
             assert job.catalog.generation(generation.id) == generation
 
     def test_counters_never_go_down(self, make_catalog: MakeCatalog, raw: RawSql) -> None:

@@ -24,7 +24,7 @@ def test_random_sequences_equal_the_model(make_catalog: MakeCatalog, database: P
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=8,
+            max_examples=6,
             stateful_step_count=20,
             deadline=None,
             database=None,
