@@ -1,0 +1,79 @@
+"""From the URL of a command line to an open repository or generation folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ckptfmt import connect
+from ckptfmt.cli.options import storage_options
+from ckptfmt.engine.load.resolve import Wanted, open_folder, open_wanted
+from ckptfmt.engine.opened import Opened
+from ckptfmt.engine.site import Site
+from ckptfmt.errors import InvalidInput, NotFound
+from ckptfmt.reference import Reference, parse_at, parse_reference
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a URL led to, and the run and generation that it names."""
+
+    connection: connect.Connection
+    reference: Reference
+
+    @property
+    def site(self) -> Site:
+        return self.connection.site
+
+    @property
+    def url(self) -> str:
+        return self.connection.url
+
+    @property
+    def read_by(self) -> str:
+        """``catalog``, or ``proof`` where there is none."""
+        return "proof" if self.site.catalog is None else "catalog"
+
+    def now(self) -> datetime:
+        """The clock by which ages are told: the catalog's own, where there is one."""
+        return datetime.now(UTC) if self.site.catalog is None else self.site.catalog.database_now()
+
+    def require_repository(self) -> None:
+        if self.connection.folder:
+            raise InvalidInput(f"{self.url} is the folder of one generation, no repository; see `ckptfmt inspect`")
+
+    def open(self) -> Opened:
+        """The committed generation that the URL names; ``NotFound`` and ``NotCommitted`` say what there is."""
+        if self.connection.folder:
+            if self.reference.run is not None:
+                raise InvalidInput(f"{self.url} is the folder of one generation: leave out #{self.reference.run}")
+            return open_folder(self.site)
+        wanted = parse_at(self.reference.at)
+        return open_wanted(self.site, self.reference.run, Wanted(wanted.id, wanted.step, wanted.tag))
+
+
+@contextmanager
+def opened_place(
+    url: str, *, catalog: str | None, storage_option: list[str] | None, mode: connect.Mode = "r"
+) -> Iterator[Place]:
+    """Open what ``url`` names. Unlike the library's, mode "w" creates nothing: a typing error makes no repository."""
+    reference = parse_reference(url)
+    options = storage_options(storage_option)
+    if mode == "w":
+        _require_marker(reference.url, options)
+    connection = connect.open_site(reference.url, mode=mode, catalog=catalog, storage_options=options)
+    try:
+        yield Place(connection, reference)
+    finally:
+        connection.close()
+
+
+def _require_marker(url: str, options: dict[str, object] | None) -> None:
+    backend = connect.backend_for(url, options)
+    try:
+        if connect.read_marker(backend) is None:
+            raise NotFound(f"{backend.url} is no ckptfmt repository; check the path")
+    finally:
+        backend.close()

@@ -1,0 +1,130 @@
+"""What ``gc`` and ``recover`` did, or would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptfmt.cli import quantities as q
+from ckptfmt.cli.output import Page, style
+from ckptfmt.cli.places import Place
+from ckptfmt.engine.keep.gc import collect
+from ckptfmt.engine.keep.recover import recover
+from ckptfmt.engine.reports import GcItem, GcReport, RecoverReport, Report
+from ckptfmt.engine.save.launch import acquire
+from ckptfmt.errors import InvalidInput, NotFound
+from ckptfmt.ports.catalog import LaunchRecord
+
+
+@dataclass(frozen=True)
+class Collected(Report):
+    """``GcReport`` of a repository, and its sum."""
+
+    report: str
+    url: str
+    nbytes: int
+    """Bytes of all items."""
+    gc: GcReport
+
+
+@dataclass(frozen=True)
+class Recovered(Report):
+    """``RecoverReport`` of a repository or run."""
+
+    report: str
+    url: str
+    run: str | None
+    recover: RecoverReport
+
+
+def collect_garbage(place: Place, *, dry_run: bool) -> Collected:
+    _require_catalog(place, "gc")
+    if place.reference.run is not None:
+        raise InvalidInput(f"gc works on a whole repository: leave out #{place.reference.run}")
+    found = collect(place.site, dry_run=dry_run)
+    return Collected("gc", place.url, found.nbytes, found)
+
+
+def recover_runs(place: Place, run: str | None, *, dry_run: bool) -> Recovered:
+    _require_catalog(place, "recover")
+    named = place.reference.run
+    if run is not None and named is not None and run != named:
+        raise InvalidInput(f"the URL names run {named!r} but --run {run!r} was given: give one of them")
+    if place.reference.at is not None:
+        raise InvalidInput(f"recover works on whole runs: leave out @{place.reference.at}")
+    wanted = run or named
+    known = [record.name for record in place.site.sql().runs()]
+    if wanted is not None and wanted not in known:
+        raise NotFound(f"{place.url} has no run {wanted!r}; it has {', '.join(map(repr, known[:20])) or 'none'}")
+
+    def lease(name: str, token: str) -> LaunchRecord:
+        return acquire(place.site.sql(), name, token=token, takeover=False, kind="recover", wait=False)
+
+    report = recover(place.site, wanted, dry_run=dry_run, acquire=lease)
+    return Recovered("recover", place.url, wanted, report)
+
+
+def _require_catalog(place: Place, verb: str) -> None:
+    place.require_repository()
+    if place.site.catalog is None:
+        raise InvalidInput(
+            f"{place.url} is read by proof, without a catalog; {verb} needs the one that governs it: --catalog URL"
+        )
+
+
+# -- pages ------------------------------------------------------------------------------------------
+def show_collected(page: Page, report: Collected) -> None:
+    found = report.gc
+    rows = [
+        (
+            f"#{item.generation_id}" if item.generation_id else "",
+            item.run,
+            item.object,
+            q.size(item.nbytes),
+            item.reason,
+        )
+        for item in found.items
+    ]
+    if rows:
+        page.table((">ID", "RUN", "OBJECT", ">SIZE", "WHY"), rows)
+    _show_beside(page, found)
+    total = f"{q.count(len(rows), 'object')}, {q.size(report.nbytes)}"
+    if not rows:
+        page.line("nothing to remove")
+    elif found.dry_run:
+        page.line(f"would remove {total} of {_generations(found.items)}; ", style("to do it: --yes", "bold"))
+    else:
+        page.line(style(f"removed {total} of {_generations(found.items)}", "green"))
+
+
+def _generations(items: tuple[GcItem, ...]) -> str:
+    return q.count(len({(item.run, item.generation_id) for item in items}), "generation")
+
+
+def _show_beside(page: Page, found: GcReport) -> None:
+    for text in found.waiting:
+        page.line(f"waiting: {text}")
+    for generation_id in found.adopted:
+        page.line(style(f"adopted: #{generation_id} was proved committed on storage; kept", "yellow"))
+    for folder in found.unknown:
+        page.line(style(f"unknown: {folder} belongs to no generation of this catalog; left alone", "yellow"))
+
+
+_ACTION_STYLES = {"proved": "green", "committed": "green", "adopted": "green", "aborted": "red", "left": "yellow"}
+
+
+def show_recovered(page: Page, report: Recovered) -> None:
+    actions = report.recover.actions
+    if not actions:
+        page.line("nothing to recover")
+        return
+    rows = [
+        (
+            f"#{one.generation_id}",
+            one.run,
+            str(one.step),
+            style(one.action, _ACTION_STYLES.get(one.action, "dim")),
+            one.reason,
+        )
+        for one in actions
+    ]
+    page.table((">ID", "RUN", ">STEP", "WOULD BE" if report.recover.dry_run else "ACTION", "WHY"), rows)
