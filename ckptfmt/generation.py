@@ -186,7 +186,8 @@ class StoredTensor:
         return self._entry.nbytes
 
     def read(self, *, device: Any | None = None, framework: Framework = "saved", verify: bool = True) -> Any:
-        """The whole tensor. ``framework="saved"`` is torch where torch is installed, else numpy."""
+        """The whole tensor. ``framework="saved"`` is torch for what was a torch tensor, if torch is installed, else
+        numpy."""
         return self._read(tuple(slice(None) for _ in self.shape), device, framework, verify)
 
     def __getitem__(self, index: Any) -> Any:
@@ -194,8 +195,16 @@ class StoredTensor:
         return self._read(_as_tuple(index), None, "saved", True)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if copy is False:
+            raise ValueError(f"tensor {self.name!r} lies on storage: an array of it is always a copy")
         array = self._read(tuple(slice(None) for _ in self.shape), None, "numpy", True)
-        return array if dtype is None else array.astype(dtype)
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Over the first dimension; the tensor is read once."""
+        if not self.shape:
+            raise TypeError(f"tensor {self.name!r} has no dimensions, so it cannot be iterated over")
+        return iter(self.read())
 
     def __len__(self) -> int:
         if not self.shape:
@@ -205,9 +214,10 @@ class StoredTensor:
     def _read(self, index: tuple[Any, ...], device: Any | None, framework: Framework, verify: bool) -> Any:
         start, size, drop = _box(self.name, self.shape, index)
         generation = self._generation
-        families = generation._families_for(framework, saved_torch=True)
-        family = families.named("array") if framework == "numpy" else families.named("tensor")
-        if family is None:
+        saved_as = generation._opened.saved_as(self._entry.name)
+        families = generation._families_for(framework, saved_torch=saved_as == "tensor")
+        family = families.named({"torch": "tensor", "numpy": "array", "saved": saved_as}[framework])
+        if family is None:  # a torch tensor where torch is not installed
             family = families.named("array")
         if family is None:
             raise InvalidInput("no array library is there to build a tensor")
@@ -221,6 +231,13 @@ class StoredTensor:
 
 def _as_tuple(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
+
+
+def _no_mask(item: Any) -> Any:
+    """``True`` is a mask to numpy and torch, not row 1."""
+    if isinstance(item, bool):
+        raise TypeError("a bool is no index")
+    return item
 
 
 def _box(
@@ -246,7 +263,7 @@ def _box(
             size.append(max(0, stop - begin))
             continue
         try:
-            number = operator.index(item)
+            number = operator.index(_no_mask(item))
         except TypeError:
             raise IndexError(f"tensor {name!r}: {item!r} is no index; use integers, slices and '...'") from None
         if not -extent <= number < extent:

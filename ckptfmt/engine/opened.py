@@ -52,6 +52,21 @@ class Opened:
             )
         return self.manifest.trees.per_rank[str(rank)][node["per_rank"]]
 
+    def saved_as(self, stored_name: str) -> str:
+        """The word of the array library that a tensor came from: ``tensor`` (torch) or ``array`` (numpy, bytes)."""
+        return self._saved_as.get(stored_name, "array")
+
+    @cached_property
+    def _saved_as(self) -> dict[str, str]:
+        """The first reference to a tensor decides; an alias counts as the name it is stored under."""
+        found: dict[str, str] = {}
+        slots = (node for slots in self.manifest.trees.per_rank.values() for node in slots.values())
+        for node in (self.common, *slots):
+            for tag, name in tree.references(node):
+                if tag in ("tensor", "array"):
+                    found.setdefault(self.index.canonical(name), tag)
+        return found
+
     def tensor(self, name: str, rank: int | None = None) -> TensorEntry:
         return self.index.find(name, rank)
 

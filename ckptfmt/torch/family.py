@@ -150,6 +150,11 @@ class TorchFamily:
 def _moved(tensor: torch.Tensor, device: Any) -> torch.Tensor:
     try:
         target = torch.device(device)
+        if target.type == "meta":
+            raise InvalidInput(
+                "a tensor on the meta device would hold nothing of what was saved; shapes and dtypes are in "
+                "Generation[name], without reading a byte"
+            )
         integers = bits(tensor).to(target, copy=True)
     except (RuntimeError, TypeError, AssertionError) as error:  # AssertionError: torch built without CUDA
         raise InvalidInput(f"cannot put a tensor on device {device!r}: {error}") from error
