@@ -53,13 +53,14 @@ TERMINAL_SAVE_STATES: Final = frozenset(State) - OPEN_STATES
 
 
 def allowed(source: State, target: State) -> Transition | None:
-    """Return the transition from ``source`` to ``target``, or None if there is none."""
-    return _BY_PAIR.get((source, target))
+    """Return the transition from ``source`` to ``target``, or None if there is none.
+
+    Where an ordinary step and a repair join the same two states, it is the ordinary one.
+    """
+    found = [step for step in TRANSITIONS if (step.source, step.target) == (source, target)]
+    return min(found, key=lambda step: step.repair, default=None)
 
 
 def sources(name: str) -> tuple[State, ...]:
     """Return the states from which the transition called ``name`` may start."""
     return tuple(step.source for step in TRANSITIONS if step.name == name)
-
-
-_BY_PAIR: Final = {(step.source, step.target): step for step in TRANSITIONS}
