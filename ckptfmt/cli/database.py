@@ -63,8 +63,7 @@ def catalog_of(url: str, catalog: str | None) -> str:
     return found
 
 
-def upgrade(url: str, catalog: str | None, as_json: bool) -> None:
-    target = catalog_of(url, catalog)
+def upgrade(target: str, as_json: bool) -> int:
     was = schema.current(target)
     report = Revision("db.upgrade", display(target), schema.upgrade(target), HEAD, was)
 
@@ -73,10 +72,10 @@ def upgrade(url: str, catalog: str | None, as_json: bool) -> None:
         page.line(f"{report.catalog}: revision {report.revision}, {done}")
 
     emit(report, show, as_json=as_json)
+    return OK
 
 
-def current(url: str, catalog: str | None, as_json: bool) -> None:
-    target = catalog_of(url, catalog)
+def current(target: str, as_json: bool) -> int:
     revision = schema.current(target)
     report = Revision("db.current", display(target), revision, HEAD, revision)
 
@@ -88,10 +87,11 @@ def current(url: str, catalog: str | None, as_json: bool) -> None:
         page.line(f"{report.catalog}: revision {revision or 'none'}, ", note)
 
     emit(report, show, as_json=as_json)
+    return OK
 
 
-def check(url: str, catalog: str | None, as_json: bool) -> int:
-    found = schema.check(catalog_of(url, catalog))
+def check(target: str, as_json: bool) -> int:
+    found = schema.check(target)
     report = Check("db.check", found.url, found.revision, not found.problems, found.problems)
 
     def show(page: Page) -> None:
@@ -104,8 +104,7 @@ def check(url: str, catalog: str | None, as_json: bool) -> int:
     return OK if report.ok else CATALOG
 
 
-def backup(url: str, file: Path, catalog: str | None, as_json: bool) -> None:
-    target = catalog_of(url, catalog)
+def backup(target: str, file: Path, as_json: bool) -> int:
     path = schema.backup(target, file)
     report = Backup("db.backup", display(target), str(path), path.stat().st_size)
     emit(
@@ -113,3 +112,4 @@ def backup(url: str, file: Path, catalog: str | None, as_json: bool) -> None:
         lambda page: page.line(f"{report.catalog} copied to {report.file}, {q.size(report.nbytes)}"),
         as_json=as_json,
     )
+    return OK

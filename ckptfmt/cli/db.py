@@ -1,44 +1,41 @@
-"""The catalog's database: schema, checks, backup."""
+"""Look after the catalog's database: schema, checks, backup."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from ckptfmt.cli import options
 
-Target = Annotated[
-    str, typer.Argument(metavar="URL", help="A repository with an embedded catalog, or a catalog: sqlite:////path.")
-]
-NewFile = Annotated[str, typer.Argument(metavar="FILE", help="A new file on a local disk.")]
+_VERBS = {
+    "upgrade": "bring the schema to the revision of this ckptfmt; take a backup first",
+    "current": "show the schema's revision, and the one that this ckptfmt needs",
+    "check": "compare the database with what this ckptfmt expects; exit code 15 if anything is wrong",
+    "backup": "copy the database into a new file, whole even while others write",
+}
 
 
-def upgrade(url: Target, catalog: options.Catalog = None, as_json: options.Json = False) -> None:
-    """Bring the schema to the revision of this ckptfmt. Take a backup first."""
+def configure(parser: ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="db_verb", metavar="VERB", required=True)
+    for name, help_text in _VERBS.items():
+        verb = verbs.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
+        verb.add_argument(
+            "url", metavar="URL", help="a repository with an embedded catalog, or a catalog: sqlite:////path"
+        )
+        if name == "backup":
+            verb.add_argument("file", metavar="FILE", help="a new file on a local disk")
+        options.add_catalog(verb)
+        options.add_output(verb)
+
+
+def run(arguments: Namespace) -> int:
     from ckptfmt.cli import database
 
-    database.upgrade(url, catalog, as_json)
-
-
-def current(url: Target, catalog: options.Catalog = None, as_json: options.Json = False) -> None:
-    """Show the schema's revision, and the one that this ckptfmt needs."""
-    from ckptfmt.cli import database
-
-    database.current(url, catalog, as_json)
-
-
-def check(url: Target, catalog: options.Catalog = None, as_json: options.Json = False) -> int:
-    """Compare the database with what this ckptfmt expects; exit code 15 if anything is wrong."""
-    from ckptfmt.cli import database
-
-    return database.check(url, catalog, as_json)
-
-
-def backup(url: Target, file: NewFile, catalog: options.Catalog = None, as_json: options.Json = False) -> None:
-    """Copy the database into a new file, whole even while others write."""
-    from pathlib import Path
-
-    from ckptfmt.cli import database
-
-    database.backup(url, Path(file), catalog, as_json)
+    target = database.catalog_of(arguments.url, arguments.catalog)
+    if arguments.db_verb == "upgrade":
+        return database.upgrade(target, arguments.as_json)
+    if arguments.db_verb == "current":
+        return database.current(target, arguments.as_json)
+    if arguments.db_verb == "check":
+        return database.check(target, arguments.as_json)
+    return database.backup(target, Path(arguments.file), arguments.as_json)

@@ -1,52 +1,55 @@
-"""``ckptfmt demo``."""
+"""Train, kill, resume, compare bit by bit, inspect. Needs torch; takes about two minutes."""
 
 from __future__ import annotations
 
 import re
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from functools import partial
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ckptfmt.cli import options
-from ckptfmt.errors import InvalidInput
 
 
-def demo(
-    directory: Annotated[
-        str | None, typer.Argument(metavar="DIR", help="A new or empty folder that stays; else a temporary one.")
-    ] = None,
-    chaos: Annotated[str | None, typer.Option(metavar="TIME", help="Kill at random for so long: 60s, 2m.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
-    as_json: options.Json = False,
-) -> None:
-    """Train, kill, resume, compare bit by bit, inspect. Needs torch; takes about two minutes."""
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "directory", nargs="?", metavar="DIR", help="a new or empty folder that stays (default: a temporary one)"
+    )
+    parser.add_argument("--chaos", type=seconds, metavar="TIME", help="kill at random for so long: 60s, 2m")
+    parser.add_argument("--keep", action="store_true", help="keep the temporary folder")
+    options.add_output(parser)
+
+
+def run(arguments: Namespace) -> int:
     from ckptfmt.cli.output import write_json
 
     _require_torch()
     from ckptfmt.demo.main import run_chaos, run_demo
 
-    common: dict[str, Any] = {"keep": keep, "echo": _to_stderr if as_json else print}
-    run = run_demo if chaos is None else partial(run_chaos, seconds(chaos))
-    report = run(directory, **common)
-    if as_json:
+    demo = run_demo if arguments.chaos is None else partial(run_chaos, arguments.chaos)
+    common: dict[str, Any] = {"keep": arguments.keep, "echo": _to_stderr if arguments.as_json else print}
+    report = demo(arguments.directory, **common)
+    if arguments.as_json:
         write_json({"report": "demo", **report.as_json()})
+    return 0
 
 
 def seconds(text: str) -> float:
     """``60``, ``60s``, ``2m`` or ``1h`` in seconds."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)?", text)
     if found is None:
-        raise InvalidInput(f"--chaos {text!r}: write a time such as 60s or 2m")
+        raise ArgumentTypeError(f"{text!r}: write a time such as 60s or 2m")
     return float(found[1]) * {None: 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def _require_torch() -> None:
     from importlib.util import find_spec
 
+    from ckptfmt.errors import InvalidInput
+
     if find_spec("torch") is None:
         raise InvalidInput("the demo trains with torch, which is not installed: pip install 'ckptfmt[torch]'")
 
 
 def _to_stderr(text: str) -> None:
-    typer.echo(text, err=True)
+    print(text, file=sys.stderr, flush=True)

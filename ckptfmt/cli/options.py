@@ -1,47 +1,79 @@
-"""Arguments and options that verbs share."""
+"""Arguments and options that verbs share, and how their values are read."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from argparse import ArgumentParser, ArgumentTypeError
+from typing import Any
 
 from ckptfmt.errors import InvalidInput
 
-Url = Annotated[
-    str, typer.Argument(metavar="URL[#RUN[@ID]]", help="Repository, or a reference into it: path, URL, URL#run, ...")
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output (spec/cli-json.md).")]
-Catalog = Annotated[
-    str | None,
-    typer.Option(
+REFERENCE = "URL[#RUN[@ID]]"
+
+
+def add_url(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "url",
+        metavar=REFERENCE,
+        help="a repository (path or URL), or a reference into it: URL#run, URL#run@id, URL#run@step:N, URL#run@tag:T",
+    )
+
+
+def add_storage(parser: ArgumentParser) -> None:
+    """Where to find the catalog and how to reach the storage."""
+    add_catalog(parser)
+    parser.add_argument(
+        "--storage-option",
+        action="append",
+        type=_pair,
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the storage; may be repeated",
+    )
+
+
+def add_catalog(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--catalog",
         metavar="URL",
-        help='Catalog database; "none" reads what storage proves. Default: $CKPTFMT_CATALOG, else embedded.',
-    ),
-]
-StorageOption = Annotated[
-    list[str] | None, typer.Option("--storage-option", metavar="KEY=VALUE", help="For the storage; may be repeated.")
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks on errors; also CKPTFMT_DEBUG=1.")]
+        help='catalog database; "none" reads what storage proves (default: $CKPTFMT_CATALOG, else the embedded one)',
+    )
 
 
-def storage_options(given: list[str] | None) -> dict[str, Any] | None:
-    """``KEY=VALUE`` pairs as a mapping; true, false and numbers are taken for what they are."""
-    if not given:
-        return None
+def add_output(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", dest="as_json", action="store_true", help="one JSON document on standard output (spec/cli-json.md)"
+    )
+
+
+def storage_options(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
+    """The pairs of ``--storage-option`` as a mapping; ``InvalidInput`` for one that is given twice."""
     options: dict[str, Any] = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise InvalidInput(f"--storage-option {text!r}: write KEY=VALUE")
-        options[key] = _plain(value)
-    return options
+    for key, value in pairs:
+        if key in options:
+            raise InvalidInput(f"--storage-option {key} is given twice: give it once")
+        options[key] = value
+    return options or None
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ArgumentTypeError(f"{text!r}: write KEY=VALUE")
+    return key, _plain(value)
 
 
 def _plain(value: str) -> Any:
+    """true, false and whole numbers for what they are, everything else as text."""
     if value in ("true", "false"):
         return value == "true"
     try:
         return int(value)
     except ValueError:
         return value
+
+
+def count_or_all(text: str) -> int:
+    """A number from 0 on, where 0 means no limit."""
+    if not text.isascii() or not text.isdigit():
+        raise ArgumentTypeError(f"{text!r}: give a number, 0 for all")
+    return int(text)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from ckptfmt import connect
 from ckptfmt.cli.options import storage_options
-from ckptfmt.engine.load.resolve import Wanted, open_folder, open_wanted
-from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.site import Site
 from ckptfmt.errors import InvalidInput, NotFound
 from ckptfmt.reference import Reference, parse_at, parse_reference
+
+if TYPE_CHECKING:
+    from ckptfmt.engine.opened import Opened
+    from ckptfmt.engine.site import Site
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Place:
 
     def open(self) -> Opened:
         """The committed generation that the URL names; ``NotFound`` and ``NotCommitted`` say what there is."""
+        from ckptfmt.engine.load.resolve import Wanted, open_folder, open_wanted
+
         if self.connection.folder:
             if self.reference.run is not None:
                 raise InvalidInput(f"{self.url} is the folder of one generation: leave out #{self.reference.run}")
@@ -55,15 +60,16 @@ class Place:
 
 
 @contextmanager
-def opened_place(
-    url: str, *, catalog: str | None, storage_option: list[str] | None, mode: connect.Mode = "r"
-) -> Iterator[Place]:
-    """Open what ``url`` names. Unlike the library's, mode "w" creates nothing: a typing error makes no repository."""
-    reference = parse_reference(url)
-    options = storage_options(storage_option)
+def opened_place(arguments: Namespace, *, url: str | None = None, mode: connect.Mode = "r") -> Iterator[Place]:
+    """Open what the command line names, or ``url``.
+
+    Unlike in the library, mode "w" creates nothing: a typing error makes no repository.
+    """
+    reference = parse_reference(arguments.url if url is None else url)
+    options = storage_options(arguments.storage_option)
     if mode == "w":
         _require_marker(reference.url, options)
-    connection = connect.open_site(reference.url, mode=mode, catalog=catalog, storage_options=options)
+    connection = connect.open_site(reference.url, mode=mode, catalog=arguments.catalog, storage_options=options)
     try:
         yield Place(connection, reference)
     finally:

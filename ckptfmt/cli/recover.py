@@ -1,30 +1,29 @@
-"""``ckptfmt recover``."""
+"""Settle what a crash left: commit what is complete, prove what is committed, fail the rest.
+
+Committed data is never touched, nor what a live launch is saving. The next launch of a run does the same by itself.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from argparse import ArgumentParser, Namespace
 
 from ckptfmt.cli import options
 
 
-def recover(
-    url: options.Url,
-    run: Annotated[str | None, typer.Option(help="Only this run; the same as URL#run.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False,
-    catalog: options.Catalog = None,
-    storage_option: options.StorageOption = None,
-    as_json: options.Json = False,
-) -> None:
-    """Settle what a crash left: commit what is complete, prove what is committed, fail the rest.
+def configure(parser: ArgumentParser) -> None:
+    options.add_url(parser)
+    parser.add_argument("--run", metavar="RUN", help="only this run; the same as URL#run")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done; change nothing")
+    options.add_storage(parser)
+    options.add_output(parser)
 
-    Committed data is never touched, nor what a live launch is saving. The next launch of a run does the same by itself.
-    """
+
+def run(arguments: Namespace) -> int:
     from ckptfmt.cli import upkeep
     from ckptfmt.cli.output import emit
     from ckptfmt.cli.places import opened_place
 
-    with opened_place(url, catalog=catalog, storage_option=storage_option, mode="r" if dry_run else "w") as place:
-        report = upkeep.recover_runs(place, run, dry_run=dry_run)
-        emit(report, lambda page: upkeep.show_recovered(page, report), as_json=as_json)
+    with opened_place(arguments, mode="r" if arguments.dry_run else "w") as place:
+        report = upkeep.recover_runs(place, arguments.run, dry_run=arguments.dry_run)
+        emit(report, lambda page: upkeep.show_recovered(page, report), as_json=arguments.as_json)
+    return 0

@@ -137,9 +137,10 @@ def _lag(catalog: Catalog | None, run: str) -> Mapping[str, Any]:
 # -- pages ------------------------------------------------------------------------------------------
 def show_run(page: Page, view: RunView, now: datetime, *, passed_over: int = 4, entries: int | None = None) -> None:
     """The block of one run. ``passed_over`` and ``entries`` bound its lists."""
-    show_resume(page, view.resume, view.name, now, passed_over)
+    _show_answer(page, view, now)
     page.facts(
         [
+            *_resume_facts(view.resume, passed_over),
             ("held by", _holder_text(view, now)),
             ("space", _space_text(view.space)),
             ("saves", _figures_text(view.saves)),
@@ -152,24 +153,29 @@ def show_run(page: Page, view: RunView, now: datetime, *, passed_over: int = 4, 
         c.show_contents(page, view.contents, limit=entries)
 
 
-def show_resume(page: Page, resume: Resume, run: str, now: datetime, limit: int) -> None:
-    info = resume.generation
-    name = style(f"run {run}", "bold")
+def _show_answer(page: Page, view: RunView, now: datetime) -> None:
+    resume, info = view.resume, view.resume.generation
+    name = style(f"run {view.name}", "bold")
     if info is None:
         page.line(name, ": ", style("nothing to resume from", "yellow"))
-    else:
-        taken = style(f"generation #{info.id}, step {info.step}", "bold", "green" if resume.problem is None else "red")
-        tags = f" [{', '.join(info.tags)}]" if info.tags else ""
-        page.line(name, ": a resume takes ", taken, tags, f", committed {q.age(info.committed_at, now)}")
-    facts = [("why", resume.reason), ("proof", resume.proof or "")]
-    if resume.problem is not None:
-        facts.append(("PROBLEM", style(f"it cannot be read: {resume.problem.message}", "red")))
+        return
+    taken = style(f"generation #{info.id}, step {info.step}", "bold", "green" if resume.problem is None else "red")
+    tags = f" [{', '.join(info.tags)}]" if info.tags else ""
+    page.line(name, ": a resume takes ", taken, tags, f", committed {q.age(info.committed_at, now)}")
+
+
+def _resume_facts(resume: Resume, limit: int) -> list[tuple[str, str]]:
     newer, left_out = shown(resume.passed_over, limit)
-    lines = [f"#{one.id} step {one.step} is {one.state}: {one.reason}" for one in newer]
+    lines = [_one_line(f"#{one.id} step {one.step} is {one.state}: {one.reason}") for one in newer]
     if left_out:
         lines.append(f"and {left_out} more: ckptfmt ls --all")
-    facts.append(("not taken" if newer else "", "\n".join(map(_one_line, lines))))
-    page.facts(facts)
+    problem = "" if resume.problem is None else style(f"it cannot be read: {resume.problem.message}", "red")
+    return [
+        ("why", resume.reason),
+        ("proof", resume.proof or ""),
+        ("PROBLEM", problem),
+        ("not taken", "\n".join(lines)),
+    ]
 
 
 def _one_line(text: str) -> str:

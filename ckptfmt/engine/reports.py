@@ -100,7 +100,7 @@ class RunInfo(Report):
     holder: str | None
     """``host:pid`` of the launch that holds the run's lease."""
     nbytes: int
-    """Tensor bytes of the committed generations."""
+    """Bytes of the packs of its committed generations; read by proof 0, for that would take every manifest."""
 
 
 @dataclass(frozen=True)
