@@ -219,8 +219,8 @@ class Catalog(Protocol):
     ) -> LaunchRecord:
         """Take the run's lease: raise ``runs.fence`` by one and insert the launch with it.
 
-        ``Conflict`` (naming host, pid and age of the holder) while another launch is live, unless
-        its id is ``displace``. A repeat with the same token by the same pid returns the first
+        ``Conflict`` of the kind ``launch_held`` (naming host, pid and age of the holder) while another launch is
+        live, unless its id is ``displace``. A repeat with the same token by the same pid returns the first
         answer; a token used by anybody else, or closed, is ``Conflict``.
         """
 

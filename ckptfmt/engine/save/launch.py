@@ -60,25 +60,32 @@ def acquire(
         pid_started=process.pid_started(os.getpid()),
         kind="recover" if kind == "recover" else "training",
     )
+    holder = catalog.live_launch(run)
+    if holder is not None and holder.token == token:  # before our first request this is nobody's lost answer
+        raise Conflict(
+            f"the launch token of run {run!r} is in use by {holder.host}:{holder.pid} (launch {holder.id}): every start "
+            "of a job needs a token of its own",
+            kind="launch_token",
+        )
     first_seen: LaunchRecord | None = None
     while True:
-        holder = catalog.live_launch(run)
         displace = holder.id if holder is not None and (takeover or process.is_gone(holder)) else None
         try:
             return catalog.acquire_launch(run, request, lease_seconds=lease_seconds, displace=displace)
-        except Conflict:
+        except Conflict as error:
             holder = catalog.live_launch(run)
+            if error.kind != "launch_held" or (holder is not None and _is_self(holder, request)):
+                raise  # waiting would not help: the token is used up, or the holder is this process
             if holder is None:
                 continue  # it lapsed or closed in between
-            if holder.token == token or _is_self(holder, request):
-                raise  # waiting for ourselves would not help
             renewed = first_seen is not None and (
                 holder.id != first_seen.id or holder.lease_until > first_seen.lease_until
             )
             if not wait or renewed:
                 raise Conflict(
                     f"run {run!r} is held by {holder.host}:{holder.pid} (launch {holder.id}, lease until "
-                    f"{holder.lease_until:%H:%M:%S} UTC): stop that job, or pass takeover=True to fence it"
+                    f"{holder.lease_until:%H:%M:%S} UTC): stop that job, or pass takeover=True to fence it",
+                    kind="launch_held",
                 ) from None
             if first_seen is None:
                 first_seen = holder
