@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
-PIP    := $(PY) -m pip --disable-pip-version-check --quiet
+PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
 .DEFAULT_GOAL := help
@@ -27,7 +27,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
 
 demo: $(VENV)/.installed-torch ## Train, kill, resume, compare, inspect: the main job on real input (under 3 minutes)
 	rm -rf $(DEMO)
-	$(PY) -m ckptfmt.demo $(DEMO)
+	$(VENV)/bin/ckptfmt demo $(DEMO)
 
 test: $(VENV)/.installed-dev ## Run the tests
 	$(PY) -m pytest $(ARGS)

@@ -1,1 +1,1 @@
-"""The main job on real input: train, be killed, resume, compare, inspect (``python -m ckptfmt.demo``)."""
+"""The main job on real input: train, be killed, resume, compare, inspect (``ckptfmt demo``)."""

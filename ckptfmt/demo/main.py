@@ -1,4 +1,4 @@
-"""Train, kill, resume, compare, inspect: what ``ckptfmt demo`` and ``python -m ckptfmt.demo`` call."""
+"""Train, kill, resume, compare, inspect: what ``ckptfmt demo`` calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from ckptfmt.demo.attempt import Attempt, Setup, Start, start_process
 from ckptfmt.demo.killer import Kill
 from ckptfmt.demo.report import DemoReport
-from ckptfmt.demo.trial import Echo, demo_folder, prepared
+from ckptfmt.demo.trial import Echo, demo_folder, prepared, say
 from ckptfmt.errors import DrillFailed
 
 
@@ -22,7 +22,7 @@ def run_demo(
     keep: bool = False,
     commands: bool = True,
     start: Start = start_process,
-    echo: Echo = print,
+    echo: Echo = say,
 ) -> DemoReport:
     """Train ``steps`` steps uninterrupted, then again with saves and ``kills`` SIGKILLs, and compare.
 
@@ -60,7 +60,7 @@ def run_chaos(
     seed: int = 1,
     keep: bool = False,
     start: Start = start_process,
-    echo: Echo = print,
+    echo: Echo = say,
 ) -> DemoReport:
     """Kill a saving training at random for ``seconds``, let it end, and compare it with an uninterrupted one.
 

@@ -26,6 +26,11 @@ Events = list[dict[str, Any]]
 KillRule = Callable[[Attempt], Kill | None]
 
 
+def say(text: str) -> None:
+    """Print at once: the demo takes minutes, and may be read through a pipe."""
+    print(text, flush=True)
+
+
 class Trial:
     """Runs training processes one after another. Every method tells what it found through ``echo``."""
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from ckptfmt.demo.__main__ import seconds
 from ckptfmt.demo.comparison import compare
 from ckptfmt.demo.corpus import write_corpus
 from ckptfmt.demo.digests import digests
@@ -89,8 +88,3 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="not empty"):
         run_demo(tmp_path)
     assert (tmp_path / "precious").read_text() == "mine"
-
-
-@pytest.mark.parametrize(("text", "value"), [("60s", 60.0), ("2m", 120.0), ("1.5", 1.5)])
-def test_times_are_read(text: str, value: float) -> None:
-    assert seconds(text) == value
