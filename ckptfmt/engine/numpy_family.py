@@ -43,6 +43,9 @@ class _HostFamily:
     def expand(self, objects: Sequence[tuple[str, Any]], leaves: Sequence[tuple[str, Any]]) -> list[Expansion]:
         return []
 
+    def wrote_to(self, values: Sequence[Any]) -> None:
+        pass
+
     def pin(self, memory: memoryview) -> Callable[[], None]:
         return _no_undo
 

@@ -113,6 +113,10 @@ class ArrayFamily(Protocol):
         """Copy host bytes into live values, without autograd. The values may be strided, on a device, or need a dtype
         that ``cast`` describes (see ``fill_cast``)."""
 
+    def wrote_to(self, values: Sequence[Any]) -> None:
+        """The memory at ``host_address`` of each value was written to directly: tell the library what its own
+        in-place operations would (torch's autograd must not use what it remembered of them)."""
+
     def fill_cast(self, value: Any, saved_dtype: str, host: memoryview) -> None:
         """Copy host bytes of ``saved_dtype`` into ``value`` with the library's ordinary conversion."""
 

@@ -14,7 +14,7 @@ from ckptfmt.torch import types
 from ckptfmt.torch.cuda import CudaRuntime, DeviceTransfers, Pair, capture_from_device, fill_from_host
 from ckptfmt.torch.elements import EXACT_TYPES, NAMES, address_of, allocate, bits, over_host, torch_dtype
 from ckptfmt.torch.expand import expand_objects, is_object
-from ckptfmt.torch.host import cast_in, copy_in, copy_out, dense_address, overlaps
+from ckptfmt.torch.host import cast_in, copy_in, copy_out, dense_address, overlaps, wrote_to
 from ckptfmt.torch.pinning import pin_host
 from ckptfmt.torch.refusals import refusal
 
@@ -102,6 +102,9 @@ class TorchFamily:
             else:
                 copy_in(value, host)
         return self._transfers(on_device, fill_from_host)
+
+    def wrote_to(self, values: Sequence[Any]) -> None:
+        wrote_to(values)
 
     def fill_cast(self, value: Any, saved_dtype: str, host: memoryview) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 
@@ -42,13 +43,19 @@ def copy_in(value: torch.Tensor, host: memoryview) -> None:
         target = dense_address(value)
         if target is not None:
             ctypes.memmove(target, address_of(host), host.nbytes)
-            if not value.is_inference():
-                torch.autograd.graph.increment_version(value)
+            wrote_to([value])
         elif is_lazy_view(value):
             value.detach().copy_(over_host(host, value.dtype, value.shape))
         else:
             integers = bits(value)
             integers.copy_(over_host(host, integers.dtype, integers.shape))
+
+
+def wrote_to(values: Sequence[torch.Tensor]) -> None:
+    """Count a change of each value's memory that torch did not see. Inference tensors keep no count."""
+    counting = [value for value in values if not value.is_inference()]
+    if counting:
+        torch.autograd.graph.increment_version(counting)
 
 
 def cast_in(value: torch.Tensor, saved: torch.Tensor) -> None:

@@ -32,7 +32,7 @@ def expand_module(path: str, names: ModuleNames) -> Expansion:
     metadata = getattr(raw_state, "_metadata", None)
     if metadata is not None:
         # A wrapper and what it wraps become one name; the inner one comes later and stays.
-        state._metadata = {names(raw): value for raw, value in metadata.items()}  # type: ignore[attr-defined]
+        state._metadata = OrderedDict((names(raw), value) for raw, value in metadata.items())  # type: ignore[attr-defined]
     live = _shares_memory(names, state)
     apply: Callable[[Any], None] | None = None
     check: Callable[[Any], None] | None = None

@@ -88,7 +88,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
     loss = model(torch.randn(5, 6)).square().mean()
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 # -- the objects of a generation ----------------------------------------------------------------------

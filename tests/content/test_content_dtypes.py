@@ -125,9 +125,8 @@ def test_parameters_and_buffers_keep_what_they_are(tmp_path: Path, wrap: str) ->
 
 # -- numpy --------------------------------------------------------------------------------------------
 PLAIN = [*"?bhilqBHILQefdFD", "intc", "longlong"]
-EXTRA = (
-    "bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu int4 uint4 int2 uint2".split()
-)
+EXTRA = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
+EXTRA += ["int4", "uint4", "int2", "uint2"]
 NUMPY_DTYPES = [
     *(np.dtype(word).newbyteorder(order) for word in PLAIN for order in "<>"),
     *(np.dtype(getattr(ml_dtypes, name)) for name in EXTRA),

@@ -114,7 +114,7 @@ def _execute(
             if changed:
                 error.add_note(f"already changed (atomic=False): {', '.join(changed)}")
             raise
-    changed += [fill.path for fill in plan.fills]
+    changed = [fill.path for fill in plan.fills]
     _apply(plan, values, items, changed)
     return sum(fill.row.nbytes for fill in plan.fills) + sum(entry.nbytes for entry in entries)
 
@@ -147,6 +147,7 @@ def _arena_memory(arena: Arena) -> Callable[[int], memoryview]:
 def _fill(fills: Sequence[Fill], memory: Memory) -> None:
     """Copy verified bytes into the live tensors: dense host memory with our own threads, the rest by its family."""
     moves: list[tuple[int, int, int]] = []
+    moved: dict[int, tuple[ArrayFamily, list[Any]]] = {}
     others: dict[int, tuple[ArrayFamily, list[tuple[Any, memoryview]]]] = {}
     for fill in fills:
         if not fill.row.nbytes:
@@ -157,10 +158,13 @@ def _fill(fills: Sequence[Fill], memory: Memory) -> None:
             fill.family.fill_cast(fill.value, fill.row.dtype, host)
         elif address is not None:
             moves.append((address, address_of(host), host.nbytes))
+            moved.setdefault(id(fill.family), (fill.family, []))[1].append(fill.value)
         else:
             others.setdefault(id(fill.family), (fill.family, []))[1].append((fill.value, host))
     captures = [family.fill(pairs) for family, pairs in others.values()]
     copy_memory(moves)
+    for family, values in moved.values():
+        family.wrote_to(values)
     for capture in captures:
         capture.wait()
 

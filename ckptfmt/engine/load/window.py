@@ -28,7 +28,10 @@ def fill_through_window(opened: Opened, fills: Sequence[Fill], changed: list[str
         boxes = opened.boxes(fill.row)
         address = None if fill.cast else fill.family.host_address(fill.value)
         if address is not None and len(boxes) == 1 and (fill.start, fill.size) == whole(fill.row.shape):
-            _fill_dense(opened, boxes[0], address, fill.path, changed)
+            try:
+                _fill_dense(opened, boxes[0], address, fill.path, changed)
+            finally:
+                fill.family.wrote_to([fill.value])
         else:
             _fill_whole(opened, fill, changed)
 
