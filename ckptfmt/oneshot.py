@@ -56,12 +56,12 @@ def save(
     reference = parse_reference(url)
     if reference.at is not None:
         raise InvalidInput(f"{url}: a save makes a new generation; leave out {reference.at!r}")
-    if reference.run is not None and run == "default":
-        run = reference.run
-    merged = merge(reference, run=run, at=None)
+    named = merge(reference, run=None if run == "default" and reference.run is not None else run, at=None)
     with (
-        open(merged.url, catalog=catalog, storage_options=storage_options) as repository,
-        repository.checkpointer(merged.run or run) as checkpointer,
+        open_repository(
+            named.url, mode="w", run=named.run, at=None, catalog=catalog, storage_options=storage_options
+        ) as repository,
+        repository.checkpointer() as checkpointer,
     ):
         pending = checkpointer.save(state, step=step, metadata=metadata, tags=tags)
         if pending is None:
