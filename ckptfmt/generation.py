@@ -81,6 +81,7 @@ class Generation(Mapping[str, "StoredTensor"]):
     @property
     def metadata(self) -> Any:
         """What the saver passed as ``metadata``."""
+        self._live_families()  # a library that is loaded here has its value types known
         return self._opened.metadata()
 
     @property
@@ -99,6 +100,7 @@ class Generation(Mapping[str, "StoredTensor"]):
         verify: bool = True,
     ) -> Any:
         """Build the saved state, or a part of it, anew; see ``ckptfmt.load``."""
+        self._live_families()
         with self._guard(self._opened):
             return load_state(
                 self._opened,
