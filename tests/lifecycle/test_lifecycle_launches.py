@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -29,6 +30,7 @@ import ckptfmt
 from ckptfmt.engine.process import boot_id, host_name, is_gone, pid_started
 from ckptfmt.engine.save import launch as launches
 from ckptfmt.errors import Conflict, Fenced, InvalidInput, SaveFailed
+from ckptfmt.format import layout
 from ckptfmt.format.states import State
 from ckptfmt.testing.faults import Fault
 
@@ -215,8 +217,6 @@ def test_a_holder_that_stops_renewing_is_waited_for_and_no_longer(
 
 
 def _run(process: Process) -> str:
-    from ckptfmt.format import layout
-
     process.catalog.ensure_run("run", layout.run_key("run"))
     return "run"
 
@@ -271,8 +271,6 @@ def test_a_process_counts_as_gone_only_for_certain(place: Place) -> None:
     process = place.open()
     with process.checkpointer():
         held = process.catalog.live_launch("run")
-    import dataclasses
-
     assert not is_gone(held)
     assert is_gone(dataclasses.replace(held, pid=2**22 + 1))
     assert is_gone(dataclasses.replace(held, pid_started="1"))  # the pid was given to another process

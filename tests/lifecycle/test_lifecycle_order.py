@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from lifecycle_rig import Place, Process, SqlFault, assert_state, dead_catalog, ended, state_of
+import signal
+from pathlib import Path
 
+import numpy as np
+import pytest
+from lifecycle_rig import Place, Process, SqlFault, assert_state, dead_catalog, ended, run_child, state_of
+
+import ckptfmt
 from ckptfmt.errors import NotCommitted, OutcomeUnknown
 from ckptfmt.format.states import State
 from ckptfmt.testing.faults import Fault
@@ -168,3 +173,56 @@ def test_catalog_crash_leaves_a_loadable_latest(place: Place, timing: str, op: s
     ]
     assert len(done.actions) <= 1
     _check_settled(fresh, 2 if committed or complete else 1)
+
+
+KILLED = """
+import dataclasses, os, signal, sys
+import numpy as np
+from ckptfmt import connect
+from ckptfmt.repository import Repository
+from ckptfmt.testing.faults import Fault, FaultyBackend
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+connection = connect.open_site(sys.argv[1], mode="w", catalog=None, storage_options=None)
+fault = Fault(sys.argv[2], error=die, timing=sys.argv[3], when=lambda call: sys.argv[4] in call.key and call.nth > 1)
+site = dataclasses.replace(connection.site, backend=FaultyBackend(connection.site.backend, fault))
+repository = Repository(dataclasses.replace(connection, site=site), "w")
+checkpointer = repository.checkpointer("run")
+for step in (1, 2):
+    checkpointer.save({"w": np.full(30000, float(step))}, step=step)
+    checkpointer.wait()
+"""
+KILLS = [
+    ("write_at", "torn", ".safetensors", 1),
+    ("finish", "after", ".safetensors", 1),
+    ("create", "before", "/manifest-", 2),
+    ("create", "after", "/manifest-", 2),
+    ("create", "before", "COMMIT.json", 2),
+    ("create", "after", "/commits/", 2),
+]
+
+
+@pytest.mark.parametrize(("op", "timing", "where", "step"), KILLS)
+def test_a_process_killed_in_the_middle_is_followed_by_the_next(
+    tmp_path: Path, op: str, timing: str, where: str, step: int
+) -> None:
+    """SIGKILL, on a real disk: no takeover, no waiting, no operator. ``step`` is where the next launch resumes."""
+    status, _, err = run_child(KILLED, tmp_path / "r", op, timing, where)
+    assert status == -signal.SIGKILL, err
+    with ckptfmt.open(tmp_path / "r", mode="r") as repository:
+        seen = repository.latest("run")
+        assert seen.verify().ok
+        assert (seen.load()["w"] == seen.step).all()
+        assert seen.step <= step
+    with ckptfmt.open(tmp_path / "r") as repository, repository.checkpointer("run") as checkpointer:
+        state = {"w": np.zeros(30000)}
+        report = checkpointer.restore(state)
+        assert report is not None
+        assert report.step == step
+        assert (state["w"] == step).all()
+        pending = checkpointer.save({"w": np.full(30000, 3.0)}, step=3)
+        assert pending is not None
+        assert pending.result().verify().ok
+        assert not repository.recover().actions

@@ -63,8 +63,8 @@ def acquire(
     holder = catalog.live_launch(run)
     if holder is not None and holder.token == token:  # before our first request this is nobody's lost answer
         raise Conflict(
-            f"the launch token of run {run!r} is in use by {holder.host}:{holder.pid} (launch {holder.id}): every start "
-            "of a job needs a token of its own",
+            f"the launch token of run {run!r} is in use by {holder.host}:{holder.pid} (launch {holder.id}): every "
+            "start of a job needs a token of its own",
             kind="launch_token",
         )
     first_seen: LaunchRecord | None = None
