@@ -69,7 +69,7 @@ def show_runs(page: Page, report: RunList, now: datetime) -> None:
                 str(latest.step) if latest else q.ABSENT,
                 q.age(latest.committed_at, now) if latest else q.ABSENT,
                 f"{run.committed:,}",
-                q.size(run.nbytes),
+                q.size(run.nbytes) if report.read_by == "catalog" else q.ABSENT,
                 str(run.in_flight or q.ABSENT),
                 style(run.holder, "yellow") if run.holder else q.ABSENT,
             )

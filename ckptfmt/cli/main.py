@@ -1,7 +1,7 @@
 """The console entry: verbs, and the one place where an error becomes a message and an exit code.
 
 Verbs import what they need when they run, so that ``--help`` and ``ls`` start fast. The command line is read with the
-standard library: what richer libraries load costs more than a whole ``ls`` (spec/decisions).
+standard library: what richer libraries load costs more than a whole ``--help`` (spec/decisions/004-command-line.md).
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ VERBS: Final[dict[str, ModuleType]] = {
 _EPILOG = """\
 exit codes: 0 done, 1 bug, 2 usage, 10 not found, 11 conflict, 12 corrupt or unverifiable, 13 unsupported
 version, 14 storage, 15 catalog, 16 drill failed, 130 interrupted"""
+
+
+_HINTS: Final = {"catalog_missing": "on the command line: --catalog none\n"}
+"""What to type, where the message speaks of Python."""
 
 
 class UsageError(InvalidInput):
@@ -123,7 +127,7 @@ def _message(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "ckptfmt: interrupted\n"
     if isinstance(error, CkptError):
-        return f"ckptfmt: {error}\n"
+        return f"ckptfmt: {error}\n{_HINTS.get(error.kind, '')}"
     return (
         f"ckptfmt: {type(error).__name__}: {error}\n"
         f"This is a bug in ckptfmt: report it with the traceback that {DEBUG_VARIABLE}=1 prints.\n"

@@ -48,8 +48,8 @@ def age(then: datetime | None, now: datetime) -> str:
 
 
 def _one_unit(seconds: float) -> str:
-    for unit, length, limit in (("s", 1, 60), ("min", 60, 3600), ("h", 3600, 86400)):
-        if round(seconds) < limit:
+    for unit, length, limit in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 24)):
+        if round(seconds / length) < limit:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
 

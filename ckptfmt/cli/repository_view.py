@@ -118,7 +118,7 @@ def show_repository(page: Page, view: RepositoryView, now: datetime) -> None:
         page.line("no runs yet: nothing was ever saved here")
     elif len(view.runs) == 1:
         page.blank()
-        show_run(page, view.runs[0], now, passed_over=5, entries=14)
+        show_run(page, view.runs[0], now, by_catalog=view.catalog is not None, passed_over=5, entries=14)
     else:
         _show_many(page, view, now)
 
@@ -173,7 +173,7 @@ def _read_by_text(view: RepositoryView) -> str:
 def show_details(page: Page, view: RunDetails, now: datetime) -> None:
     page.line(style(view.url, "bold"), style(f"  repository {view.repository}, read by {view.read_by}", "dim"))
     page.blank()
-    show_run(page, view.run, now, passed_over=10)
+    show_run(page, view.run, now, by_catalog=view.read_by == "catalog", passed_over=10)
     if view.generations:
         page.blank()
         page.heading("Newest generations")

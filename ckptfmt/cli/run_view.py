@@ -135,13 +135,15 @@ def _lag(catalog: Catalog | None, run: str) -> Mapping[str, Any]:
 
 
 # -- pages ------------------------------------------------------------------------------------------
-def show_run(page: Page, view: RunView, now: datetime, *, passed_over: int = 4, entries: int | None = None) -> None:
-    """The block of one run. ``passed_over`` and ``entries`` bound its lists."""
+def show_run(
+    page: Page, view: RunView, now: datetime, *, by_catalog: bool, passed_over: int = 4, entries: int | None = None
+) -> None:
+    """The block of one run. ``passed_over`` and ``entries`` bound its lists; by proof nobody knows who holds it."""
     _show_answer(page, view, now)
     page.facts(
         [
             *_resume_facts(view.resume, passed_over),
-            ("held by", _holder_text(view, now)),
+            ("held by", _holder_text(view, now) if by_catalog else ""),
             ("space", _space_text(view.space)),
             ("saves", _figures_text(view.saves)),
             ("metadata", "" if view.metadata in (None, {}) else _metadata_text(view.metadata)),
@@ -161,7 +163,7 @@ def _show_answer(page: Page, view: RunView, now: datetime) -> None:
         return
     taken = style(f"generation #{info.id}, step {info.step}", "bold", "green" if resume.problem is None else "red")
     tags = f" [{', '.join(info.tags)}]" if info.tags else ""
-    page.line(name, ": a resume takes ", taken, tags, f", committed {q.age(info.committed_at, now)}")
+    page.line(name, ": a resume takes ", taken, f", committed {q.age(info.committed_at, now)}", tags)
 
 
 def _resume_facts(resume: Resume, limit: int) -> list[tuple[str, str]]:
