@@ -145,7 +145,10 @@ def governing_claim(backend: Backend) -> verdict.CatalogClaim | None:
     ]
     if not epochs:
         return None
-    return verdict.decode_claim(backend.read(max(epochs)[1], limit=verdict.BYTES_MAX))
+    from ckptfmt.engine.verdicts import decode_at
+
+    key = max(epochs)[1]
+    return decode_at(backend, key, backend.read(key, limit=verdict.BYTES_MAX), verdict.decode_claim)
 
 
 def _open_catalog(url: str, *, repository: str, display_url: str, mode: Mode) -> Catalog:
@@ -191,10 +194,13 @@ def open_site(
 
 
 def read_marker(backend: Backend) -> verdict.Marker | None:
+    from ckptfmt.engine.verdicts import decode_at
+
     try:
-        return verdict.decode_marker(backend.read(layout.MARKER, limit=verdict.BYTES_MAX))
+        data = backend.read(layout.MARKER, limit=verdict.BYTES_MAX)
     except NotFound:
         return None
+    return decode_at(backend, layout.MARKER, data, verdict.decode_marker)
 
 
 def _is_generation_folder(backend: Backend) -> bool:

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import Corrupt, FormatError, NotFound
 from ckptfmt.format import layout, verdict
 from ckptfmt.ports.backend import Backend
 from ckptfmt.ports.catalog import GenerationRecord
 
+T = TypeVar("T")
+
 
 def read_commit(backend: Backend, folder: str) -> verdict.Commit | None:
     """The verdict in a generation's folder, or None if the slot is empty. Raises ``FormatError`` if it is damaged."""
-    data = _read(backend, _join(folder, layout.COMMIT))
-    if data is None:
-        return None
-    try:
-        return verdict.decode_commit(data)
-    except FormatError as error:
-        raise type(error)(f"{backend.url}: {_join(folder, layout.COMMIT)}: {error}") from error
+    key = _join(folder, layout.COMMIT)
+    data = _read(backend, key)
+    return None if data is None else decode_at(backend, key, data, verdict.decode_commit)
 
 
 def read_retired(backend: Backend, folder: str) -> verdict.Retired | None:
     """The tombstone, or None. A damaged tombstone still tells that one was made: ``FormatError``."""
-    data = _read(backend, _join(folder, layout.RETIRED))
-    return None if data is None else verdict.decode_retired(data)
+    key = _join(folder, layout.RETIRED)
+    data = _read(backend, key)
+    return None if data is None else decode_at(backend, key, data, verdict.decode_retired)
+
+
+def decode_at(backend: Backend, key: str, data: bytes, decode: Callable[[bytes], T]) -> T:
+    """``decode(data)``, with the object named in what it raises."""
+    try:
+        return decode(data)
+    except Corrupt as error:
+        raise Corrupt(f"{backend.url}: {key}: {error}; put it back from a copy", object=key) from error
+    except FormatError as error:
+        raise type(error)(f"{backend.url}: {key}: {error}") from error
 
 
 def commit_of(site: Site, row: GenerationRecord) -> verdict.Commit:
@@ -75,7 +87,8 @@ def belongs(found: verdict.Commit, site: Site, row: GenerationRecord) -> bool:
 def check_belongs(found: verdict.Commit, key: str, folder: str) -> None:
     """Raise ``Corrupt`` if the verdict in ``folder`` is another generation's."""
     if found.key != key:
-        raise Corrupt(f"{folder}/{layout.COMMIT} is the verdict on generation {found.key}, not on {key}")
+        where = _join(folder, layout.COMMIT)
+        raise Corrupt(f"{where} is the verdict on generation {found.key}, not on {key}", object=where)
 
 
 def _join(folder: str, name: str) -> str:
