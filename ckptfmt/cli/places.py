@@ -68,7 +68,7 @@ def opened_place(arguments: Namespace, *, url: str | None = None, mode: connect.
     reference = parse_reference(arguments.url if url is None else url)
     options = storage_options(arguments.storage_option)
     if mode == "w":
-        _require_marker(reference.url, options)
+        _require_catalog(reference.url, arguments.catalog, options)
     connection = connect.open_site(reference.url, mode=mode, catalog=arguments.catalog, storage_options=options)
     try:
         yield Place(connection, reference)
@@ -76,10 +76,15 @@ def opened_place(arguments: Namespace, *, url: str | None = None, mode: connect.
         connection.close()
 
 
-def _require_marker(url: str, options: dict[str, object] | None) -> None:
+def _require_catalog(url: str, catalog: str | None, options: dict[str, object] | None) -> None:
+    """``NotFound`` or ``InvalidInput`` where opening for writing would create a repository or a catalog."""
     backend = connect.backend_for(url, options)
     try:
         if connect.read_marker(backend) is None:
             raise NotFound(f"{backend.url} is no ckptfmt repository; check the path")
+        if connect.catalog_url(backend, catalog, "r") is None:
+            raise InvalidInput(
+                f"{backend.url} is not opened with a catalog; name the one that governs it: --catalog URL"
+            )
     finally:
         backend.close()

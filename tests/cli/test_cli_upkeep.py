@@ -107,3 +107,14 @@ def test_db_of_a_repository_without_an_embedded_catalog(tmp_path: Path) -> None:
     assert result.code == 2
     assert "--catalog URL" in result.err
     assert ok("db", "current", tmp_path / "ckpts", "--catalog", catalog)
+
+
+def test_upkeep_does_not_make_a_second_catalog(tmp_path: Path) -> None:
+    url, catalog = tmp_path / "ckpts", f"sqlite:///{tmp_path}/elsewhere.sqlite"
+    ckptfmt.open(url, catalog=catalog).close()
+    for verb in (["gc", "--yes"], ["recover"]):
+        result = run(*verb, url)
+        assert result.code == 2
+        assert "--catalog URL" in result.err
+        assert not (url / "catalog.sqlite").exists()
+        assert ok(*verb, url, "--catalog", catalog)
