@@ -228,7 +228,7 @@ def show_generation(page: Page, view: GenerationView, now: datetime) -> None:
         state_text(info),
         f" ({note})" if note else "",
     )
-    page.facts(_facts(view, now))
+    page.facts(_facts(page, view, now))
     if view.ranks and (len(view.ranks) > 1 or info.state != "committed"):
         _show_ranks(page, view.ranks)
     if view.history:
@@ -252,7 +252,7 @@ def show_generation(page: Page, view: GenerationView, now: datetime) -> None:
             page.line(style(f"  and {q.count(view.tensors_left_out, 'more tensor')}: --tensors", "dim"))
 
 
-def _facts(view: GenerationView, now: datetime) -> list[tuple[str, str]]:
+def _facts(page: Page, view: GenerationView, now: datetime) -> list[tuple[str, str]]:
     info, times = view.generation, view.timings
     parent = info.parent_key or "none: a first one"
     if view.parent_id is not None:
@@ -270,6 +270,7 @@ def _facts(view: GenerationView, now: datetime) -> list[tuple[str, str]]:
     ]
     when = "" if info.committed_at is None else f"{q.moment(info.committed_at)} ({q.age(info.committed_at, now)})"
     began = "" if info.created_at is None else f"{q.moment(info.created_at)} ({q.age(info.created_at, now)})"
+    problem = "" if view.problem is None else page.paragraph(f"it cannot be read: {view.problem.message}", "red")
     metadata = "" if view.metadata in (None, {}) else c.cut(str(view.metadata), 400)
     return [
         ("key", info.key),
@@ -282,7 +283,10 @@ def _facts(view: GenerationView, now: datetime) -> list[tuple[str, str]]:
         ("written by", view.library or ""),
         ("timings", ", ".join(timed)),
         ("metadata", metadata),
-        ("PROBLEM", "" if view.problem is None else style(f"it cannot be read: {view.problem.message}", "red")),
+        (
+            "PROBLEM",
+            "" if view.problem is None else page.paragraph(f"it cannot be read: {view.problem.message}", "red"),
+        ),
     ]
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any
@@ -97,6 +98,13 @@ class Page:
             cells = [_pad(cell, width, at) for cell, width, at in zip(row, widths, right, strict=True)]
             self.line(" " * indent, "  ".join(cells))
 
+    def paragraph(self, text: str, *names: str, beside: int = 16) -> str:
+        """Text that must be read whole: wrapped on a terminal to what ``beside`` columns leave, in a pipe one line."""
+        lines = [" ".join(text.split())]
+        if self._width is not None:
+            lines = textwrap.wrap(text, max(20, self._width - beside)) or lines
+        return "\n".join(style(line, *names) for line in lines)
+
     def flush(self) -> None:
         self._stream.write("".join(f"{line}\n" for line in self._lines))
         self._lines.clear()
@@ -109,7 +117,7 @@ def _pad(cell: str, width: int, right: bool) -> str:
 
 def style(text: str, *names: str) -> str:
     """``text`` in a style: bold, dim, red, green, yellow, cyan. Pages without colour drop it."""
-    return f"{''.join(_MARKS[name] for name in names)}{text}{_END}" if text else text
+    return f"{''.join(_MARKS[name] for name in names)}{text}{_END}" if text and names else text
 
 
 def clean(text: str) -> str:

@@ -142,7 +142,7 @@ def show_run(
     _show_answer(page, view, now)
     page.facts(
         [
-            *_resume_facts(view.resume, passed_over),
+            *_resume_facts(page, view.resume, passed_over),
             ("held by", _holder_text(view, now) if by_catalog else ""),
             ("space", _space_text(view.space)),
             ("saves", _figures_text(view.saves)),
@@ -166,12 +166,12 @@ def _show_answer(page: Page, view: RunView, now: datetime) -> None:
     page.line(name, ": a resume takes ", taken, f", committed {q.age(info.committed_at, now)}", tags)
 
 
-def _resume_facts(resume: Resume, limit: int) -> list[tuple[str, str]]:
+def _resume_facts(page: Page, resume: Resume, limit: int) -> list[tuple[str, str]]:
     newer, left_out = shown(resume.passed_over, limit)
     lines = [_one_line(f"#{one.id} step {one.step} is {one.state}: {one.reason}") for one in newer]
     if left_out:
         lines.append(f"and {left_out} more: ckptfmt ls --all")
-    problem = "" if resume.problem is None else style(f"it cannot be read: {resume.problem.message}", "red")
+    problem = "" if resume.problem is None else page.paragraph(f"it cannot be read: {resume.problem.message}", "red")
     return [
         ("why", resume.reason),
         ("proof", resume.proof or ""),

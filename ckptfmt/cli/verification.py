@@ -117,7 +117,7 @@ def show_verification(page: Page, report: Verification) -> None:
                     ("object", problem.object),
                     ("tensor", problem.tensor or ""),
                     ("offset", "" if problem.offset is None else f"{problem.offset:,}"),
-                    ("", problem.message),
+                    ("message", page.paragraph(problem.message)),
                 ]
             )
         if len(one.problems) > PROBLEMS_MAX:

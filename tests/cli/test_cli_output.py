@@ -121,3 +121,14 @@ def test_counts_and_shapes() -> None:
 def test_values_that_json_lacks_become_text() -> None:
     value = {"a": float("nan"), "b": -float("inf"), 3: (1, 2.5), "c": {1j}, "d": b"x", "e": [None, True]}
     assert json_value(value) == {"a": "nan", "b": "-inf", "3": [1, 2.5], "c": "{1j}", "d": "b'x'", "e": [None, True]}
+
+
+def test_what_must_be_read_whole_is_wrapped(terminal: Terminal) -> None:
+    page = output.Page(terminal)
+    page.facts([("PROBLEM", page.paragraph("some words and more of them, for a narrow terminal", "red")), ("why", "x")])
+    page.flush()
+    lines = terminal.getvalue().splitlines()
+    assert len(lines) == 4
+    assert all("some words" not in line or "PROBLEM" in line for line in lines)
+    assert "".join(lines).count("\x1b[31m") == 3
+    assert output.Page(io.StringIO()).paragraph("a\n b") == "a b"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,23 @@ def test_ls_imports_neither_torch_nor_numpy_nor_alembic(repository: Path) -> Non
 @pytest.mark.parametrize(("text", "expected"), [("60", 60), ("60s", 60), ("1.5m", 90), ("1h", 3600)])
 def test_times_of_the_demo(text: str, expected: float) -> None:
     assert seconds(text) == expected
+
+
+def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    class Report:
+        def as_json(self) -> dict[str, object]:
+            return {"steps": 7}
+
+    def fake(*arguments: object, keep: bool, echo: Callable[[str], None]) -> Report:
+        calls.append((*arguments, keep))
+        echo("training")
+        return Report()
+
+    monkeypatch.setattr("ckptfmt.demo.main.run_demo", fake)
+    monkeypatch.setattr("ckptfmt.demo.main.run_chaos", fake)
+    assert run("demo", "there", "--keep").out == "training\n"
+    result = run("demo", "--chaos", "2m", "--json")
+    assert (result.json(), result.err) == ({"report": "demo", "steps": 7}, "training\n")
+    assert calls == [("there", True), (120.0, None, False)]
