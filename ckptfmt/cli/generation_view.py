@@ -283,10 +283,7 @@ def _facts(page: Page, view: GenerationView, now: datetime) -> list[tuple[str, s
         ("written by", view.library or ""),
         ("timings", ", ".join(timed)),
         ("metadata", metadata),
-        (
-            "PROBLEM",
-            "" if view.problem is None else page.paragraph(f"it cannot be read: {view.problem.message}", "red"),
-        ),
+        ("PROBLEM", problem),
     ]
 
 

@@ -199,8 +199,9 @@ def _space_text(space: RunSpace) -> str:
     if space.in_flight_generations:
         parts.append(f"{space.in_flight_generations} in flight")
     if space.reclaimable_generations:
-        freed = q.size(space.reclaimable_bytes)
-        parts.append(f"{space.reclaimable_generations} failed or retired ({freed}: ckptfmt gc)")
+        # What a killed process wrote nobody reported: then gc itself tells how much it is.
+        freed = f"{q.size(space.reclaimable_bytes)}: " if space.reclaimable_bytes else ""
+        parts.append(f"{space.reclaimable_generations} failed or retired ({freed}ckptfmt gc)")
     if space.deleted_generations:
         parts.append(f"{space.deleted_generations} deleted")
     return ", ".join(parts)
