@@ -50,7 +50,11 @@ class Opened:
                 f"({node['per_rank']}); this version restores such values at world size 1 only from a save of world "
                 "size 1; leave them out with keys= or exclude="
             )
-        return self.manifest.trees.per_rank[str(rank)][node["per_rank"]]
+        return self.slots(rank)[node["per_rank"]]
+
+    def slots(self, rank: int) -> dict[str, tree.Node]:
+        """What ``rank`` kept for itself, by slot."""
+        return self.manifest.trees.per_rank.get(str(rank), {})
 
     def saved_as(self, stored_name: str) -> str:
         """The word of the array library that a tensor came from: ``tensor`` (torch) or ``array`` (numpy, bytes)."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.load.build import Builder, mentions_torch, read_entries, wanted_entries
 from ckptfmt.engine.load.names import Patterns, Selection
-from ckptfmt.engine.load.nodes import UNSET
+from ckptfmt.engine.load.nodes import UNSET, check_depth
 from ckptfmt.engine.load.prune import Pruner
 from ckptfmt.engine.opened import Opened
 from ckptfmt.errors import Mismatch
@@ -36,6 +36,8 @@ def load_state(
     ``NotFound`` (near names) for an unknown subtree, ``Mismatch`` if the patterns match no tensor, ``Corrupt``
     naming tensor, object and offset for damaged bytes.
     """
+    for tree_of in (opened.common, *opened.slots(rank).values()):
+        check_depth(tree_of)
     root = opened.common if subtree is None else _subtree(opened, subtree, rank)
     selection = Selection(keys, exclude)
     node = Pruner(selection.wants, lambda slot: opened.slot(slot, rank)).prune(root)

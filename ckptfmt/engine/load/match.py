@@ -12,7 +12,7 @@ from typing import Any
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.load.decisions import Apply, Assign, Fill, RestorePlan, Setter, same_bytes
 from ckptfmt.engine.load.names import NodeMap, Selection, leaf_paths
-from ckptfmt.engine.load.nodes import UNSET, describe, key_of, pairs_of, state_of, tag_of, tensor_name
+from ckptfmt.engine.load.nodes import UNSET, describe, items_of, key_of, pairs_of, state_of, tensor_name
 from ckptfmt.engine.opened import Opened
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format import tree
@@ -211,7 +211,7 @@ class Matcher:
             return self._report(self._live_leaves(live, path) or [path], self.plan.missing)
         node = state_of(node)
         if node is not UNSET and pairs_of(node) is None:
-            if live and self._holds_live(live):
+            if put is _no_put or (live and self._holds_live(live)):
                 self.plan.problems.append(f"{path or 'the state'}: a mapping here, but saved was {describe(node)}")
                 return None
             return self._scalar(node, path, put)
@@ -265,8 +265,9 @@ class Matcher:
     def _tuple(self, node: tree.Node, live: tuple[Any, ...], path: str, put: Setter) -> None:
         if node is UNSET and self._renamed is None:
             return self._report(self._live_leaves(live, path), self.plan.missing)
-        items = node["tuple"] if node is not UNSET and tag_of(node) == "tuple" else [UNSET] * len(live)
-        if len(items) != len(live) or (node is not UNSET and tag_of(node) != "tuple"):
+        saved = None if node is UNSET or isinstance(node, list) else items_of(node)
+        items = [UNSET] * len(live) if node is UNSET else saved
+        if items is None or len(items) != len(live):
             self.plan.problems.append(f"{path}: a tuple of {len(live)} here, but saved was {describe(node)}")
             return None
         new = list(live)

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfmt.engine.load.nodes import key_of, pairs_of, tag_of
+from ckptfmt.engine.load.nodes import items_of, key_of, object_of, pairs_of, state_of
 from ckptfmt.errors import InvalidInput, Mismatch
 from ckptfmt.format import tree
 
@@ -59,8 +59,8 @@ def walk(node: tree.Node, path: str = "") -> Iterator[tuple[str, tree.Node, bool
 
     The random state counts as one leaf: nobody wants to read the names of its 600 numbers.
     """
-    rng = tag_of(node) == "stateful" and node["stateful"][0] == "rng"
-    children = None if rng else children_of(node, path)
+    live = object_of(node)
+    children = None if live is not None and live[0] == "rng" else children_of(node, path)
     yield path, node, children is None
     for where, child in children or ():
         yield from walk(child, where)
@@ -68,16 +68,12 @@ def walk(node: tree.Node, path: str = "") -> Iterator[tuple[str, tree.Node, bool
 
 def children_of(node: tree.Node, path: str) -> list[tuple[str, tree.Node]] | None:
     """The children of a container by path; None for a leaf and for an empty container (which stands for itself)."""
-    tag = tag_of(node)
-    if tag == "stateful":
-        return children_of(node[tag][3], path)
+    node = state_of(node)
     pairs = pairs_of(node)
     if pairs is not None:
         return [(tree.join(path, key_of(key)), child) for key, child in pairs] or None
-    if tag in ("list", "tuple"):
-        items = node if tag == "list" else node[tag]
-        return [(tree.join(path, number), child) for number, child in enumerate(items)] or None
-    return None
+    items = items_of(node)
+    return None if items is None else [(tree.join(path, number), child) for number, child in enumerate(items)] or None
 
 
 def leaf_paths(node: tree.Node, path: str) -> list[str]:

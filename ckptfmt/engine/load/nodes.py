@@ -29,13 +29,66 @@ def tag_of(node: tree.Node) -> str:
 
 
 def pairs_of(node: tree.Node) -> list[Any] | None:
-    """The [key, child] pairs of a mapping, None for anything else."""
+    """The [key, child] pairs of a mapping, None for anything else. ``FormatError`` for a malformed mapping."""
     tag = tag_of(node)
     if tag not in _PAIRS_AT:
         return None
     position = _PAIRS_AT[tag]
-    pairs: list[Any] = node[tag] if position is None else node[tag][position]
-    return pairs
+    payload = node[tag]
+    if position is not None:
+        payload = _row(payload, tag, 2)[position]
+    if type(payload) is not list or not all(type(pair) is list and len(pair) == 2 for pair in payload):
+        raise _malformed(tag)
+    return payload
+
+
+def items_of(node: tree.Node) -> list[Any] | None:
+    """The items of a list or tuple, None for anything else."""
+    if isinstance(node, list):
+        return node
+    if tag_of(node) != "tuple":
+        return None
+    payload = node["tuple"]
+    if type(payload) is not list:
+        raise _malformed("tuple")
+    return payload
+
+
+def object_of(node: tree.Node) -> list[Any] | None:
+    """[kind, type name, notes, state] of a live object, None for anything else."""
+    return _row(node["stateful"], "stateful", 4) if tag_of(node) == "stateful" else None
+
+
+def _row(payload: Any, tag: str, length: int) -> list[Any]:
+    if type(payload) is not list or len(payload) != length:
+        raise _malformed(tag)
+    return payload
+
+
+def _malformed(tag: str) -> FormatError:
+    return FormatError(f"the state tree holds a malformed {tag!r} node; restore another generation")
+
+
+_DEPTH_MAX: Final = 2 * tree.DEPTH_MAX + 4
+"""A state, and the state of an object at its deepest place."""
+
+
+def check_depth(node: tree.Node) -> None:
+    """Raise ``FormatError`` for a tree that is nested more deeply than any writer may: the walks here recurse."""
+    level = [node]
+    for _ in range(_DEPTH_MAX):
+        level = [child for here in level for child in _below(here)]
+        if not level:
+            return
+    raise FormatError(f"the state tree is nested more than {tree.DEPTH_MAX} deep")
+
+
+def _below(node: tree.Node) -> list[tree.Node]:
+    pairs = pairs_of(node)
+    if pairs is not None:
+        return [child for _, child in pairs]
+    live = object_of(node)
+    return [live[3]] if live is not None else items_of(node) or []
 
 
 def with_pairs(node: tree.Node, pairs: list[Any]) -> tree.Node:
@@ -64,12 +117,13 @@ def describe(node: tree.Node) -> str:
         return f"{type(node).__name__} {node!r:.40}"
     if tag == "list":
         return f"a list of {len(node)}"
-    return f"a {node[tag][0]!r}" if tag == "registered" else f"a {tag}"
+    return f"a {tag}"
 
 
 def state_of(node: tree.Node) -> tree.Node:
     """The state of a live object; any other node is returned as it is."""
-    return node["stateful"][3] if node is not UNSET and tag_of(node) == "stateful" else node
+    found = None if node is UNSET else object_of(node)
+    return node if found is None else found[3]
 
 
 def key_of(node: tree.Node) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ckptfmt.engine.load.names import Slot
-from ckptfmt.engine.load.nodes import UNSET, pairs_of, tag_of, with_pairs
+from ckptfmt.engine.load.nodes import UNSET, items_of, object_of, pairs_of, tag_of, with_pairs
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format import tree
 
@@ -34,16 +34,17 @@ class Pruner:
         if pairs is not None:
             pruned = [[key, self.prune(child)] for key, child in pairs]
             return with_pairs(node, [pair for pair in pruned if pair[1] is not UNSET])
-        if tag == "stateful":
-            kind, type_name, notes, state = node[tag]
+        live = object_of(node)
+        if live is not None:
+            kind, type_name, notes, state = live
             inner = self.prune(state)
             return UNSET if inner is UNSET else {tag: [kind, type_name, notes, inner]}
-        if tag in ("list", "tuple"):
-            return self._items(node, tag)
+        items = items_of(node)
+        if items is not None:
+            return self._items(items, tag)
         return node if self._wanted(node, tag) else UNSET
 
-    def _items(self, node: tree.Node, tag: str) -> tree.Node:
-        before = node if tag == "list" else node[tag]
+    def _items(self, before: list[tree.Node], tag: str) -> tree.Node:
         after = [self.prune(item) for item in before]
         if not any(item is UNSET for item in after):
             return after if tag == "list" else {tag: after}

@@ -19,6 +19,7 @@ from ckptfmt.engine.load.build import Builder, Memory, read_entries, wanted_entr
 from ckptfmt.engine.load.decisions import Apply, Fill, RestorePlan
 from ckptfmt.engine.load.match import Matcher
 from ckptfmt.engine.load.names import Patterns, Rename, Selection, rename_nodes
+from ckptfmt.engine.load.nodes import check_depth
 from ckptfmt.engine.load.window import fill_through_window
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.reports import RestoreReport
@@ -64,6 +65,8 @@ def restore_state(
 
 def plan_restore(opened: Opened, into: Any, families: Families, options: RestoreOptions) -> RestorePlan:
     """Decide from the manifest what a restore would do. Touches nothing."""
+    for tree_of in (opened.common, *opened.slots(options.rank).values()):
+        check_depth(tree_of)
     renamed = None
     if options.rename is not None:
         renamed = rename_nodes(opened.common, options.rename, lambda node: opened.slot(node, options.rank))
