@@ -31,6 +31,8 @@ from ckptfmt.errors import CatalogError
 
 BUSY_SECONDS: Final = 30.0
 FileMode = Literal["ro", "rw", "rwc"]
+# Of its own: the module's global generator belongs to the training, whose next number must not depend on us.
+_JITTER: Final = random.SystemRandom()
 
 # Statements compile once per process, not once per catalog object.
 _compiled: Final[LRUCache[Any, Any]] = LRUCache(500)
@@ -210,7 +212,7 @@ class SqliteSessions:
                     raise
                 if time.monotonic() >= deadline:
                     raise self._too_long() from error
-                time.sleep(random.uniform(0.001, 0.01))
+                time.sleep(_JITTER.uniform(0.001, 0.01))
             else:
                 # At COMMIT the wait is for readers, who are quick: SQLite's own will do.
                 connection.execute(f"PRAGMA busy_timeout={int(self._busy_seconds * 1000)}")
