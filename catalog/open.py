@@ -54,8 +54,8 @@ def open_catalog(
         with sessions.read() as connection:
             revision = stored_revision(connection, shown)
         require_head(revision, shown)
-        if mode == "w" and create:
-            _register(sessions, repository, display_url)
+        if mode == "w":
+            _register(sessions, repository, display_url, create=create)
     return SqlCatalog(sessions, url=shown, repository=repository, read_only=mode == "r")
 
 
@@ -75,11 +75,12 @@ def _prepare(sessions: SqliteSessions, url: str, *, create: bool) -> None:
     sessions.choose_journal()
 
 
-def _register(sessions: SqliteSessions, repository: str, display_url: str) -> None:
+def _register(sessions: SqliteSessions, repository: str, display_url: str, *, create: bool) -> None:
     known = select(repositories.c.url).where(repositories.c.uuid == repository)
     with sessions.read() as connection:
-        if connection.execute(known).scalar_one_or_none() == display_url:
-            return
+        url = connection.execute(known).scalar_one_or_none()
+    if url == display_url or (url is None and not create):
+        return
     with sessions.write() as connection:
         if connection.execute(known).scalar_one_or_none() is None:
             values = {"uuid": repository, "url": display_url, "created_at": database_now()}

@@ -95,7 +95,7 @@ def _options(kind: Any, given: Mapping[str, Any] | None, scheme: str) -> Any:
 
 
 # -- catalogs ---------------------------------------------------------------------------------------
-def catalog_url(backend: Backend, given: str | None, mode: Mode) -> str | None:
+def catalog_url(backend: Backend, claim: verdict.CatalogClaim | None, given: str | None, mode: Mode) -> str | None:
     """Which catalog to open: the argument, else the environment, else the embedded one. None = read by proof."""
     chosen = given if given is not None else os.environ.get(CATALOG_VARIABLE) or None
     if chosen == NO_CATALOG:
@@ -112,8 +112,20 @@ def catalog_url(backend: Backend, given: str | None, mode: Mode) -> str | None:
             "  ckptfmt.open(url, catalog='sqlite:////local/path/catalog.sqlite')   # one host\n"
             f"  export {CATALOG_VARIABLE}=sqlite:////local/path/catalog.sqlite"
         )
+    if claim is not None and claim.location == "external":
+        if mode == "r":
+            return None
+        raise InvalidInput(
+            f"{backend.url} is governed by an external catalog ({claim.catalog}, epoch {claim.epoch}): name it with "
+            f'catalog=... or {CATALOG_VARIABLE}, or read what storage proves with mode="r"'
+        )
     if not embedded_path(backend).exists():
-        _refuse_lost_catalog(backend)
+        if claim is not None:
+            raise CatalogError(
+                f"{backend.url}: its catalog {EMBEDDED_CATALOG} is gone (epoch {claim.epoch}); put the file back, or "
+                'read what storage proves with mode="r", catalog="none"',
+                kind="catalog_missing",
+            )
         if mode == "r":
             return None
     return f"sqlite:///{embedded_path(backend)}"
@@ -124,16 +136,6 @@ def embedded_path(backend: Backend) -> Any:
     from urllib.parse import unquote, urlsplit
 
     return Path(unquote(urlsplit(backend.url).path)) / EMBEDDED_CATALOG
-
-
-def _refuse_lost_catalog(backend: Backend) -> None:
-    claim = governing_claim(backend)
-    if claim is not None and claim.location == "embedded":
-        raise CatalogError(
-            f"{backend.url}: its catalog {EMBEDDED_CATALOG} is gone (epoch {claim.epoch}); put the file back, or read "
-            'what storage proves with mode="r", catalog="none"',
-            kind="catalog_missing",
-        )
 
 
 def governing_claim(backend: Backend) -> verdict.CatalogClaim | None:
@@ -151,7 +153,10 @@ def governing_claim(backend: Backend) -> verdict.CatalogClaim | None:
     return decode_at(backend, key, backend.read(key, limit=verdict.BYTES_MAX), verdict.decode_claim)
 
 
-def _open_catalog(url: str, *, repository: str, display_url: str, mode: Mode) -> Catalog:
+def _open_catalog(
+    url: str, marker: verdict.Marker, backend: Backend, claim: verdict.CatalogClaim | None, mode: Mode
+) -> Catalog:
+    """Open the catalog; a root that some catalog governs already never gets a second one."""
     scheme = url.partition(":")[0].partition("+")[0]
     if scheme != "sqlite":
         raise InvalidInput(
@@ -159,7 +164,16 @@ def _open_catalog(url: str, *, repository: str, display_url: str, mode: Mode) ->
         )
     from ckptfmt.catalog.open import open_catalog
 
-    return open_catalog(url, repository=repository, display_url=display_url, mode=mode, create=mode == "w")
+    create = mode == "w" and claim is None
+    try:
+        return open_catalog(url, repository=marker.repository, display_url=backend.url, mode=mode, create=create)
+    except NotFound as error:
+        if claim is None:
+            raise
+        raise Conflict(
+            f"{backend.url} is governed by catalog {claim.catalog} (epoch {claim.epoch}), and {url} is not that one: "
+            f'{error}; pass the catalog that governs it, or read what storage proves with mode="r", catalog="none"'
+        ) from error
 
 
 # -- repositories -----------------------------------------------------------------------------------
@@ -181,12 +195,13 @@ def open_site(
         )
     if marker is None:
         marker = _create_marker(backend)
-    chosen = catalog_url(backend, catalog, mode)
+    claim = governing_claim(backend)
+    chosen = catalog_url(backend, claim, catalog, mode)
     if chosen is None:
         return Connection(backend.url, Site(marker.repository, backend, None, read_only=True))
-    sql = _open_catalog(chosen, repository=marker.repository, display_url=backend.url, mode=mode)
+    sql = _open_catalog(chosen, marker, backend, claim, mode)
     try:
-        _check_claim(backend, sql, marker.repository, mode)
+        _check_claim(backend, sql, marker.repository, claim, mode)
     except BaseException:
         sql.close()
         raise
@@ -225,10 +240,11 @@ def _create_marker(backend: Backend) -> verdict.Marker:
     return new
 
 
-def _check_claim(backend: Backend, sql: Catalog, repository: str, mode: Mode) -> None:
+def _check_claim(
+    backend: Backend, sql: Catalog, repository: str, claim: verdict.CatalogClaim | None, mode: Mode
+) -> None:
     """The catalog must be the one that governs this root, else its rows say nothing about these bytes."""
     identity = sql.identity()
-    claim = governing_claim(backend)
     if claim is None:
         if mode == "r":
             return

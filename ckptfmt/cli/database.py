@@ -55,7 +55,7 @@ def catalog_of(url: str, catalog: str | None) -> str:
     try:
         if connect.read_marker(backend) is None:
             raise NotFound(f"{backend.url} is no ckptfmt repository; check the path")
-        found = connect.catalog_url(backend, None, "r")
+        found = connect.catalog_url(backend, connect.governing_claim(backend), None, "r")
     finally:
         backend.close()
     if found is None:

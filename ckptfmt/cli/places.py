@@ -82,7 +82,7 @@ def _require_catalog(url: str, catalog: str | None, options: dict[str, object] |
     try:
         if connect.read_marker(backend) is None:
             raise NotFound(f"{backend.url} is no ckptfmt repository; check the path")
-        if connect.catalog_url(backend, catalog, "r") is None:
+        if connect.catalog_url(backend, connect.governing_claim(backend), catalog, "r") is None:
             raise InvalidInput(
                 f"{backend.url} is not opened with a catalog; name the one that governs it: --catalog URL"
             )

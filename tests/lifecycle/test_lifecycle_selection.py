@@ -310,3 +310,15 @@ def test_reading_an_absent_repository_creates_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "empty").iterdir())
     with pytest.raises(InvalidInput, match="needs a catalog"):
         ckptfmt.open(tmp_path / "new", mode="w", catalog="none")
+
+
+def test_a_root_with_an_external_catalog_never_gets_a_second_one(tmp_path: Path) -> None:
+    root = tmp_path / "r"
+    ckptfmt.save({"a": 1}, root, catalog=f"sqlite:///{tmp_path}/catalog.sqlite")
+    with pytest.raises(InvalidInput, match="external catalog"):
+        ckptfmt.open(root)
+    with pytest.raises(Conflict, match="is not that one"):
+        ckptfmt.open(root, catalog=f"sqlite:///{tmp_path}/typo.sqlite")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.sqlite", "r"]
+    assert sorted(path.name for path in root.iterdir()) == ["catalogs", "ckptfmt.json", "runs"]
+    assert ckptfmt.load(root) == {"a": 1}  # no catalog is named: by proof
