@@ -78,7 +78,8 @@ class CkptError(Exception):
 def _rebuild(cls: type[CkptError], message: str, attributes: dict[str, Any]) -> CkptError:
     error = cls.__new__(cls, message)
     Exception.__init__(error, message)
-    error.__dict__.update(attributes)
+    for name, value in attributes.items():
+        setattr(error, name, value)
     return error
 
 
@@ -190,6 +191,10 @@ class BackendError(CkptError, OSError):
     ) -> None:
         CkptError.__init__(self, message, kind=kind, transient=transient)
         self.errno = errno
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, (cls, message, attributes) = super().__reduce__()
+        return rebuild, (cls, message, {**attributes, "errno": self.errno})  # OSError keeps it outside __dict__
 
 
 class Unavailable(BackendError):
