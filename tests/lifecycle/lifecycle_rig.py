@@ -147,6 +147,7 @@ class Process:
 
     def __init__(self, place: Place, faults: Sequence[Fault], sql: Sequence[SqlFault], quota: int | None) -> None:
         self.machine = Machine()
+        self.faults = [*faults, *sql]
         connection = connect.open_site(place.url, mode="w", catalog=place.catalog_url, storage_options=None)
         self.backend = JournalBackend(connection.site.backend, self.machine, *faults, quota=quota)
         self.catalog = FaultyCatalog(connection.site.catalog, self.machine, sql)
@@ -171,6 +172,12 @@ class Process:
         """The error of a call at which the process ends: use as ``error=process.kill``."""
         self.die()
         return dead_storage()
+
+    def release(self) -> None:
+        """Let go of every call that a fault holds, so that a test that failed half-way ends."""
+        for fault in (*self.faults, *self.backend._faults, *self.catalog.faults):
+            if fault.hold is not None:
+                fault.hold.set()
 
     def rows(self, run: str = "run") -> list[GenerationRecord]:
         """All generations, oldest first."""
@@ -204,6 +211,7 @@ class Place:
     def forget(self) -> None:
         """Close whatever a test left open; a process that still works is drained, a dead one ends at once."""
         for process in self._processes:
+            process.release()
             for checkpointer in process.checkpointers:
                 try:
                     checkpointer.close(timeout=20)

@@ -89,7 +89,7 @@ def test_a_save_that_fails_at_exit_makes_the_status_a_failure(tmp_path: Path, le
     assert _steps(tmp_path) == []
 
 
-@pytest.mark.parametrize(("ending", "code"), zip(ENDINGS, (7, 0), strict=True))
+@pytest.mark.parametrize(("ending", "code"), [("sys.exit", 7), ("sys.exit in a with block", 0)])
 def test_sys_exit_drains(tmp_path: Path, ending: str, code: int) -> None:
     status, err = _run(tmp_path, ENDINGS[ending], "SLOW", code)
     assert status == code, err

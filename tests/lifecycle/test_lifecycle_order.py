@@ -186,7 +186,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 connection = connect.open_site(sys.argv[1], mode="w", catalog=None, storage_options=None)
-fault = Fault(sys.argv[2], error=die, timing=sys.argv[3], when=lambda call: sys.argv[4] in call.key and call.nth > 1)
+fault = Fault(sys.argv[2], error=die, timing=sys.argv[3], when=lambda call: step == 2 and sys.argv[4] in call.key)
 site = dataclasses.replace(connection.site, backend=FaultyBackend(connection.site.backend, fault))
 repository = Repository(dataclasses.replace(connection, site=site), "w")
 checkpointer = repository.checkpointer("run")
