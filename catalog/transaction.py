@@ -7,14 +7,12 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
-from importlib.metadata import version
 from typing import Any
 
 from sqlalchemy import Connection, Row, Table, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import Insert
 
+from ckptfmt.__about__ import __version__
 from ckptfmt.catalog.clock import database_now
 from ckptfmt.catalog.events import append
 from ckptfmt.catalog.schema import catalog_meta, generations, launches, runs
@@ -40,7 +38,11 @@ class Transaction:
     def insert_if_absent(self, table: Table) -> Insert:
         """An INSERT that leaves an existing row alone, for rows that have no lock to be taken before."""
         if self.connection.dialect.name == "sqlite":
+            from sqlalchemy.dialects import sqlite
+
             return sqlite.insert(table).on_conflict_do_nothing()
+        from sqlalchemy.dialects import postgresql
+
         return postgresql.insert(table).on_conflict_do_nothing()
 
 
@@ -135,18 +137,13 @@ def record(
         to_state=target,
         actor=actor(),
         detail=dict(detail or {}),
-        library=_library(),
+        library=__version__,
     )
 
 
 def actor() -> str:
     """``host:pid`` of this process, as events and pins record it."""
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-@cache
-def _library() -> str:
-    return version("ckptfmt")
 
 
 def _fenced(tx: Transaction, run: Row[Any], fence: int) -> Fenced:
