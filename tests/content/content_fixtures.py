@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch import nn
 
 import ckptfmt
@@ -20,9 +21,9 @@ def exact(value: Any) -> Any:
     """A plain image of ``value`` that is equal for two values only if types, order and every bit are."""
     kind = type(value).__qualname__
     if isinstance(value, torch.Tensor):
-        return (kind, str(value.dtype), tuple(value.shape), value.requires_grad, tensor_bytes(value))
+        return (kind, str(value.dtype), tuple(value.shape), value.requires_grad, short(tensor_bytes(value)))
     if isinstance(value, np.ndarray):
-        return (kind, value.dtype.str, value.shape, value.tobytes())
+        return (kind, value.dtype.str, value.shape, short(value.tobytes()))
     if isinstance(value, np.generic):
         return (kind, value.dtype.str, value.tobytes())
     if isinstance(value, float):
@@ -45,6 +46,11 @@ def exact(value: Any) -> Any:
     if isinstance(value, list | tuple) or kind == "deque":
         return (kind, [exact(item) for item in value])
     return (kind, repr(value))
+
+
+def short(data: bytes) -> bytes:
+    """The bytes themselves, or the digest of many."""
+    return data if len(data) <= 1 << 16 else xxhash.xxh3_128_digest(data)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:

@@ -287,14 +287,15 @@ def test_a_lost_catalog_is_not_an_empty_repository(place: Path) -> None:
 
 
 # -- while it is being read -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("damage", [truncate, empty, delete])
-def test_fr108_damage_after_opening_is_an_exception_never_a_signal(place: Path, damage: Damage) -> None:
+@pytest.mark.parametrize("damage", ["os.truncate(pack, size - 1)", "os.truncate(pack, 0)", "os.unlink(pack)"])
+def test_fr108_damage_after_opening_is_an_exception_never_a_signal(place: Path, damage: str) -> None:
     code = f"""
-import sys, ckptfmt
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import content_fixtures
+import os, sys, ckptfmt
+from pathlib import Path
 generation = ckptfmt.open(sys.argv[1], mode="r").latest()
-content_fixtures.{damage.__name__}(content_fixtures.packs(generation)[0])
+(pack,) = Path(generation.url.removeprefix("file://")).glob("*.safetensors")
+size = pack.stat().st_size
+{damage}
 errors = []
 last = generation["last"]
 for read in (generation.load, last.read, lambda: last[-1:], lambda: generation.restore({{}})):
@@ -305,6 +306,7 @@ for read in (generation.load, last.read, lambda: last[-1:], lambda: generation.r
         errors.append(error)
 assert len(errors) == 4, errors
 assert not generation.verify().ok
+assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code, str(place)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -408,7 +408,7 @@ def native(value: Any) -> Any:
     return type(value)(map(native, value)) if isinstance(value, list | tuple) else value
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(state=STATES)
 def test_random_states_come_back_equal(checkpointer: ckptfmt.Checkpointer, state: Any) -> None:
     pending = checkpointer.save({"state": state}, step=0)
