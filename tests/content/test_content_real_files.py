@@ -97,7 +97,7 @@ def test_minilm_with_its_optimizer_continues_identically(fetch: Fetch, tmp_path:
     assert len([name for name in generation if name.startswith("model.")]) == len(minilm)
     assert generation.nbytes > 3 * 90_000_000
     images = exact(saved["model"]), exact(saved["optimizer"])
-    expected = steps(saved["model"], saved["optimizer"], 2)
+    expected = steps(saved["model"], saved["optimizer"], 1)
     image_after = exact(saved["model"])
 
     torch.manual_seed(99)
@@ -105,7 +105,7 @@ def test_minilm_with_its_optimizer_continues_identically(fetch: Fetch, tmp_path:
     ckptfmt.restore(live, tmp_path)
     assert (exact(live["model"]), exact(live["optimizer"])) == images
     assert live["step"] == 3
-    assert steps(live["model"], live["optimizer"], 2) == expected
+    assert steps(live["model"], live["optimizer"], 1) == expected
     assert exact(live["model"]) == image_after
 
 
