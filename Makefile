@@ -7,7 +7,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types contracts check bench dist clean
+.PHONY: help demo test test-slow lint types contracts check bench dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ demo: $(VENV)/.installed-torch ## Train, kill, resume, compare, inspect: the mai
 test: $(VENV)/.installed-dev ## Run the tests
 	$(PY) -m pytest $(ARGS)
 
+test-slow: $(VENV)/.installed-dev ## Run the tests that need much time or memory
+	$(PY) -m pytest -m slow $(ARGS)
+
 lint: $(VENV)/.installed-dev ## Check style and formatting
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -45,7 +48,7 @@ contracts: $(VENV)/.installed-dev ## Check which room imports which
 dist: $(VENV)/.installed-dev ## Build sdist and wheel, and try the wheel in an empty environment
 	bash .ci/try-wheel $(PY)
 
-check: test lint types contracts dist demo ## What CI runs
+check: test test-slow lint types contracts dist demo ## What CI runs
 
 bench: $(VENV)/.installed-torch ## Measure import time, stall and commit time beside torch.save and DCP
 	$(PY) benchmarks/run.py $(ARGS)

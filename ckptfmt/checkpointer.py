@@ -23,7 +23,17 @@ from ckptfmt.engine.save.outcome import find_fenced
 from ckptfmt.engine.save.session import SaveSession
 from ckptfmt.engine.save.snapshot import Planner, plan_state, take_snapshot
 from ckptfmt.engine.transfer import Background
-from ckptfmt.errors import BackendError, CkptError, Fenced, FormatError, InvalidInput, NotFound
+from ckptfmt.errors import (
+    AccessDenied,
+    BackendError,
+    CkptError,
+    Fenced,
+    FormatError,
+    InvalidInput,
+    NotFound,
+    OutOfSpace,
+    Unavailable,
+)
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.states import State
 from ckptfmt.pending import PendingSave
@@ -241,6 +251,8 @@ class Checkpointer:
             try:
                 report = self._open_row(row).restore_with(into, options, arena=self._arena)
             except (FormatError, NotFound, BackendError) as error:
+                if isinstance(error, Unavailable | AccessDenied | OutOfSpace):
+                    raise  # this says nothing of the generation: an older one would not fare better
                 log.error("run %r: generation %d cannot be restored: %s", row.run, row.id, error)
                 unreadable.append(row.id)
                 continue

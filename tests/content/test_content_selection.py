@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from content_fixtures import data_start, delete, exact, flip, manifest, packs
 
 import ckptfmt
 from ckptfmt import connect
+from ckptfmt.errors import AccessDenied, OutOfSpace, Unavailable
+from ckptfmt.generation import Generation
 
 
 def state(value: float) -> dict[str, Any]:
@@ -232,3 +235,26 @@ def test_fr083_quarantined_generations_are_not_the_latest(place: Path) -> None:
             assert report.generation_id == 2
         (bad,) = [info for info in repository.generations(run="a") if info.id == 3]
         assert bad.quarantine_reason == "loss is nan"
+
+
+def test_fallback_is_for_damage_not_for_a_place_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckptfmt.save({"a": np.arange(3)}, tmp_path, step=1)
+    ckptfmt.save({"a": np.arange(3)}, tmp_path, step=2)
+    into = {"a": np.zeros(3, dtype=np.int64)}
+    with ckptfmt.open(tmp_path) as repo, repo.checkpointer() as ckpt:
+        for error in (Unavailable("the mount is away"), AccessDenied("no permission"), OutOfSpace("no host memory")):
+            with monkeypatch.context() as patched, pytest.raises(type(error)):
+                patched.setattr(Generation, "restore_with", raising(error))
+                ckpt.restore(into, fallback=True)
+        report = ckpt.restore(into, fallback=True)
+    assert report is not None
+    assert (report.step, report.fell_back_from) == (2, ())
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def restore_with(*arguments: Any, **keywords: Any) -> Any:
+        raise error
+
+    return restore_with
