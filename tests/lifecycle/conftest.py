@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from lifecycle_rig import Place
 
+import ckptfmt
 from ckptfmt.catalog.sqlite import SqliteSessions
 from ckptfmt.catalog.upgrade import create_schema
 
@@ -21,6 +22,21 @@ def empty_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("catalog") / "empty.sqlite"
     create_schema(f"sqlite:///{path}")
     return path
+
+
+@pytest.fixture(scope="session")
+def empty_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository on disk in which nothing was ever saved."""
+    root = tmp_path_factory.mktemp("repository") / "r"
+    ckptfmt.open(root).close()
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path, empty_repository: Path) -> Path:
+    """``tmp_path/r``: a copy of the empty repository, so that no child needs to migrate a catalog."""
+    shutil.copytree(empty_repository, tmp_path / "r")
+    return tmp_path / "r"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -303,13 +303,10 @@ def run_child(source: str, *arguments: object, timeout: float = 60, **options: A
 def wait_for_line(child: subprocess.Popen[str], wanted: str) -> None:
     """Read the child's output up to the line ``wanted``."""
     assert child.stdout is not None
-    for line in _lines(child.stdout):
-        if line == wanted:
+    seen = []
+    for line in child.stdout:
+        seen.append(line)
+        if line.rstrip("\n") == wanted:
             return
     assert child.stderr is not None
-    raise AssertionError(f"the child ended without {wanted!r}: {child.stderr.read()}")
-
-
-def _lines(stream: Iterable[str]) -> Iterable[str]:
-    for line in stream:
-        yield line.rstrip("\n")
+    raise AssertionError(f"the child ended without {wanted!r}: {seen} {child.stderr.read()}")

@@ -59,14 +59,14 @@ ENDINGS = {
 }
 
 
-def _run(tmp_path: Path, body: str, fault: str, code: int = 0) -> tuple[int, str]:
+def _run(root: Path, body: str, fault: str, code: int = 0) -> tuple[int, str]:
     body = body.replace("{fault}", fault).replace("{code}", str(code))
-    status, _, err = run_child(PRELUDE + body + "\n", tmp_path / "r")
+    status, _, err = run_child(PRELUDE + body + "\n", root)
     return status, err
 
 
-def _steps(tmp_path: Path) -> list[int]:
-    with ckptfmt.open(tmp_path / "r", mode="r") as repository:
+def _steps(root: Path) -> list[int]:
+    with ckptfmt.open(root, mode="r") as repository:
         for info in repository.generations(run="run"):
             assert repository.generation(info.id).verify().ok
             assert info.proven_at is not None
@@ -75,42 +75,42 @@ def _steps(tmp_path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("leaving", LEAVINGS)
-def test_a_save_in_flight_is_committed_when_main_returns(tmp_path: Path, leaving: str) -> None:
-    status, err = _run(tmp_path, LEAVINGS[leaving], "SLOW")
+def test_a_save_in_flight_is_committed_when_main_returns(root: Path, leaving: str) -> None:
+    status, err = _run(root, LEAVINGS[leaving], "SLOW")
     assert status == 0, err
-    assert _steps(tmp_path) == [1]
+    assert _steps(root) == [1]
 
 
 @pytest.mark.parametrize("leaving", ["main returns", "nobody holds the checkpointer", "with block"])
-def test_a_save_that_fails_at_exit_makes_the_status_a_failure(tmp_path: Path, leaving: str) -> None:
-    status, err = _run(tmp_path, LEAVINGS[leaving], "BROKEN")
+def test_a_save_that_fails_at_exit_makes_the_status_a_failure(root: Path, leaving: str) -> None:
+    status, err = _run(root, LEAVINGS[leaving], "BROKEN")
     assert status != 0
     assert "the disk is broken" in err
-    assert _steps(tmp_path) == []
+    assert _steps(root) == []
 
 
 @pytest.mark.parametrize(("ending", "code"), [("sys.exit", 7), ("sys.exit in a with block", 0)])
-def test_sys_exit_drains(tmp_path: Path, ending: str, code: int) -> None:
-    status, err = _run(tmp_path, ENDINGS[ending], "SLOW", code)
+def test_sys_exit_drains(root: Path, ending: str, code: int) -> None:
+    status, err = _run(root, ENDINGS[ending], "SLOW", code)
     assert status == code, err
-    assert _steps(tmp_path) == [1]
+    assert _steps(root) == [1]
 
 
-def test_sys_exit_with_success_and_a_failed_save_is_no_success(tmp_path: Path) -> None:
-    status, err = _run(tmp_path, ENDINGS["sys.exit"], "BROKEN", 0)
+def test_sys_exit_with_success_and_a_failed_save_is_no_success(root: Path) -> None:
+    status, err = _run(root, ENDINGS["sys.exit"], "BROKEN", 0)
     assert status != 0
     assert "the disk is broken" in err
 
 
-def test_an_unhandled_exception_stays_the_reason_and_the_save_is_committed(tmp_path: Path) -> None:
-    status, err = _run(tmp_path, LEAVINGS["main returns"] + "raise ValueError('training')", "SLOW")
+def test_an_unhandled_exception_stays_the_reason_and_the_save_is_committed(root: Path) -> None:
+    status, err = _run(root, LEAVINGS["main returns"] + "raise ValueError('training')", "SLOW")
     assert status == 1
     assert err.rstrip().endswith("ValueError: training")
-    assert _steps(tmp_path) == [1]
+    assert _steps(root) == [1]
 
 
-def test_a_failed_save_beside_an_unhandled_exception_is_told_too(tmp_path: Path) -> None:
-    status, err = _run(tmp_path, LEAVINGS["with block"] + "    raise ValueError('training')", "BROKEN")
+def test_a_failed_save_beside_an_unhandled_exception_is_told_too(root: Path) -> None:
+    status, err = _run(root, LEAVINGS["with block"] + "    raise ValueError('training')", "BROKEN")
     assert status == 1
     assert "ValueError: training" in err
     assert "in addition, a checkpoint save failed" in err
@@ -210,10 +210,10 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("call", ["wait", "close"])
-def test_an_interrupt_while_waiting_is_raised_and_the_save_still_ends_well(tmp_path: Path, call: str) -> None:
-    status, out, err = run_child(PRELUDE + INTERRUPTED.replace("{call}", call), tmp_path / "r")
+def test_an_interrupt_while_waiting_is_raised_and_the_save_still_ends_well(root: Path, call: str) -> None:
+    status, out, err = run_child(PRELUDE + INTERRUPTED.replace("{call}", call), root)
     assert (status, out) == (0, "interrupted\n"), err
-    assert _steps(tmp_path) == [1]
+    assert _steps(root) == [1]
 
 
 def test_closing_has_a_time_limit_and_can_be_repeated(place: Place) -> None:

@@ -235,7 +235,7 @@ def test_a_catalog_away_from_the_commit_on_leaves_the_outcome_unknown(place: Pla
 @pytest.mark.parametrize("timing", ["before", "after"])
 def test_an_unknown_outcome_does_not_block_the_saves_after_it(place: Place, op: str, timing: Any) -> None:
     process = place.open()
-    with process.checkpointer(commit_timeout=1.0) as checkpointer:
+    with process.checkpointer(commit_timeout=0.6) as checkpointer:
         checkpointer.save(state_of(0), step=0)
         checkpointer.wait()
         outage = SqlFault("*", error=unreachable, times=None)

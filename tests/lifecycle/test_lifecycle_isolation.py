@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,8 +176,8 @@ print(sizes[2], sizes[-1])
 """
 
 
-def test_host_memory_does_not_grow_with_the_number_of_saves(tmp_path: Any) -> None:
-    status, out, err = run_child(_GROWTH, tmp_path / "repository", timeout=120)
+def test_host_memory_does_not_grow_with_the_number_of_saves(root: Path) -> None:
+    status, out, err = run_child(_GROWTH, root, timeout=120)
     assert status == 0, err
     early, late = map(int, out.split())
     assert late <= early * 1.05, f"{early} -> {late}"
@@ -228,13 +229,13 @@ with ckptfmt.open(sys.argv[1]) as repository, repository.checkpointer() as check
 """
 
 
-def test_forked_data_loader_workers_neither_break_a_save_nor_slow_the_next(tmp_path: Any) -> None:
-    status, out, err = run_child(_FORKED, tmp_path / "repository", timeout=120)
+def test_forked_data_loader_workers_neither_break_a_save_nor_slow_the_next(root: Path) -> None:
+    status, out, err = run_child(_FORKED, root, timeout=120)
     assert status == 0, err
     alone, forked, excluded = out.split()
     assert excluded == "True"  # the arena is not copied into children: no copy-on-write faults
     assert float(forked) <= 1.5 * float(alone) + 0.02, (alone, forked)
-    with ckptfmt.open(tmp_path / "repository", mode="r") as repository:
+    with ckptfmt.open(root, mode="r") as repository:
         assert len(repository.generations()) == 12
         assert repository.latest().verify().ok
 

@@ -241,7 +241,6 @@ with ckptfmt.open(sys.argv[1]) as repository, repository.checkpointer(
     start = report.step + 1 if report else 0
     assert state["step"] == start - 1 and (state["w"] == max(0, start)).all()
     if len(sys.argv) > 2 and os.fork() == 0:
-        print("child", flush=True)
         time.sleep(30)  # a worker that inherited the handlers
         os._exit(9)
     print("from", start, flush=True)
@@ -258,20 +257,20 @@ with ckptfmt.open(sys.argv[1]) as repository, repository.checkpointer(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_terminated_group_saves_once_and_a_kill_soon_after_harms_nothing(tmp_path: Path) -> None:
+def test_a_terminated_group_saves_once_and_a_kill_soon_after_harms_nothing(root: Path) -> None:
     """FR-023: a forked worker inherits the handler but not the duty."""
-    run_child(TRAINING.replace("every_steps=100", "every_steps=10"), tmp_path / "r")
-    with ckptfmt.open(tmp_path / "r", mode="r") as repository:
+    run_child(TRAINING.replace("every_steps=100", "every_steps=10"), root)
+    with ckptfmt.open(root, mode="r") as repository:
         before = repository.latest().step
         count = len(repository.generations())
-    with start_child(TRAINING, tmp_path / "r", "fork", start_new_session=True) as child:
+    with start_child(TRAINING, root, "fork", start_new_session=True) as child:
         wait_for_line(child, f"from {before + 1}")
         time.sleep(0.2)
         os.killpg(child.pid, signal.SIGTERM)
         time.sleep(0.1)
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    with ckptfmt.open(tmp_path / "r") as repository:
+    with ckptfmt.open(root) as repository:
         repository.recover()
         rows = repository.generations(run="run", state=None)
         assert len(rows) <= count + 1
@@ -282,11 +281,11 @@ def test_a_terminated_group_saves_once_and_a_kill_soon_after_harms_nothing(tmp_p
         assert (loaded["w"] == latest.step + 1).all()
 
 
-def test_each_of_five_preemptions_is_resumed_at_the_newest(tmp_path: Path) -> None:
+def test_each_of_five_preemptions_is_resumed_at_the_newest(root: Path) -> None:
     """FR-024: preemption saves are ordinary generations, one for each preemption."""
     steps: list[int] = []
     for _ in range(5):
-        with start_child(TRAINING, tmp_path / "r") as child:
+        with start_child(TRAINING, root) as child:
             wait_for_line(child, f"from {steps[-1] + 1 if steps else 0}")
             time.sleep(0.15)
             child.send_signal(signal.SIGTERM)
@@ -294,7 +293,7 @@ def test_each_of_five_preemptions_is_resumed_at_the_newest(tmp_path: Path) -> No
             assert child.returncode == 0, err
             (line,) = [line for line in out.splitlines() if line.startswith("saved")]
             steps.append(int(line.split()[1]))
-    with ckptfmt.open(tmp_path / "r", mode="r") as repository:
+    with ckptfmt.open(root, mode="r") as repository:
         rows = repository.generations(run="run", state=None)
         assert [row.step for row in reversed(rows)] == steps
         assert all(row.state == State.COMMITTED for row in rows)

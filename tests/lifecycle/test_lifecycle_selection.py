@@ -69,21 +69,21 @@ def test_the_same_step_twice_is_two_generations_and_the_later_is_taken(place: Pl
     assert folders == {first.key, second.key}
 
 
-def test_clocks_and_file_times_decide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_and_file_times_decide_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FR-040: equal times, times set to zero, and a clock that goes back."""
-    with ckptfmt.open(tmp_path / "r") as repository, repository.checkpointer("run") as checkpointer:
+    with ckptfmt.open(root) as repository, repository.checkpointer("run") as checkpointer:
         monkeypatch.setattr(time, "time", lambda: 1.7e9)
         for step in (30, 20, 10):
             checkpointer.save(state_of(step), step=step)
         checkpointer.wait()
-        for path in sorted((tmp_path / "r" / "runs").rglob("*")):
+        for path in sorted((root / "runs").rglob("*")):
             os.utime(path, (0, 0))
         monkeypatch.setattr(time, "time", lambda: 1.7e9 - 3600)
         checkpointer.save(state_of(5), step=5)
         checkpointer.wait()
         assert repository.latest("run").step == 5
     monkeypatch.undo()
-    with ckptfmt.open(tmp_path / "r", mode="r", catalog="none") as repository:
+    with ckptfmt.open(root, mode="r", catalog="none") as repository:
         assert repository.latest("run").step == 5
         assert [info.step for info in repository.generations(run="run")] == [5, 10, 20, 30]
 
@@ -149,12 +149,12 @@ def test_falling_back_is_opt_in_loud_and_recorded(place: Place, caplog: pytest.L
 
 # -- by proof -----------------------------------------------------------------------------------------
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def made(root: Path) -> Path:
     """A repository on disk with steps 1, 2 and 3 of one run."""
-    with ckptfmt.open(tmp_path / "r") as repository, repository.checkpointer("run") as checkpointer:
+    with ckptfmt.open(root) as repository, repository.checkpointer("run") as checkpointer:
         for step in (1, 2, 3):
             checkpointer.save(state_of(step), step=step, metadata={"loss": step / 10})
-    return tmp_path / "r"
+    return root
 
 
 def _folder(root: Path, step: int) -> Path:
