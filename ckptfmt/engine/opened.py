@@ -79,13 +79,28 @@ class Opened:
         return tree.decode(self.manifest.metadata, _no_tensors, lenient=True)
 
     def boxes(self, entry: TensorEntry) -> list[StoredBox]:
-        """Where the boxes of a tensor are, for the read pipeline."""
+        """Where the boxes of a tensor are, for the read pipeline. Made once."""
+        key = (entry.name, entry.rank)
+        found = self._boxes.get(key)
+        if found is None:
+            found = self._boxes[key] = self._make_boxes(entry)
+        return found
+
+    @cached_property
+    def _boxes(self) -> dict[tuple[str, int], list[StoredBox]]:
+        return {}
+
+    @cached_property
+    def _pack_keys(self) -> list[str]:
+        return [self.pack_key(pack.name, pack.generation) for pack in self.manifest.packs]
+
+    def _make_boxes(self, entry: TensorEntry) -> list[StoredBox]:
         return [
             StoredBox(
                 tensor=entry.name,
                 start=box.start,
                 size=box.size,
-                pack=self.pack_key(box.pack.name, box.pack.generation),
+                pack=self._pack_keys[box.pack_index],
                 pack_bytes=box.pack.nbytes,
                 offset=box.offset,
                 nbytes=box.nbytes,

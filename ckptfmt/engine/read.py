@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.transfer import IO_BYTES, run_all, thread_count
 from ckptfmt.errors import Corrupt
@@ -15,8 +17,7 @@ _GAP_BYTES = 64 << 10
 """Wanted boxes closer than this are read through: one request costs more than the bytes between."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBox:
+class StoredBox(msgspec.Struct, frozen=True, gc=False):
     """One box as the manifest records it: where its bytes are, and what they must hash to."""
 
     tensor: str

@@ -17,7 +17,7 @@ from ckptfmt.format.manifest import Manifest
 from ckptfmt.format.tables import Kind, PackRow
 
 
-class StoredBox(msgspec.Struct, frozen=True):
+class StoredBox(msgspec.Struct, frozen=True, gc=False):
     """Where one box lies. ``offset`` is absolute in the pack; ``digests`` has 16 bytes for each chunk."""
 
     start: Extent
@@ -29,7 +29,7 @@ class StoredBox(msgspec.Struct, frozen=True):
     digests: tuple[bytes, ...]
 
 
-class TensorEntry(msgspec.Struct, frozen=True):
+class TensorEntry(msgspec.Struct, frozen=True, gc=False):
     """One stored tensor. ``rank`` is -1 unless ``kind`` is ``per_rank``. ``nbytes`` counts all of its boxes."""
 
     name: str
@@ -49,6 +49,7 @@ class Index:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
+        self._entries: dict[int, TensorEntry] = {}
         self._rows: dict[str, list[int]] = {}
         for i, name in enumerate(manifest.tensors.name):
             self._rows.setdefault(name, []).append(i)
@@ -76,12 +77,10 @@ class Index:
 
         ``NotFound`` if there is no such tensor, or not for this rank.
         """
-        rows = self._rows[self.canonical(name)]
+        rows = self._rows.get(name) or self._rows[self.canonical(name)]
+        if len(rows) == 1 and (rank is None or self.manifest.tensors.rank[rows[0]] == -1):
+            return self.entry(rows[0])
         ranks = [self.manifest.tensors.rank[i] for i in rows]
-        if ranks == [-1]:
-            return self.entry(rows[0])
-        if rank is None and len(rows) == 1:
-            return self.entry(rows[0])
         if rank not in ranks:
             raise NotFound(
                 f"tensor {name!r} of generation {self.manifest.key} is kept for each of the ranks {ranks[:8]}, not for "
@@ -94,7 +93,13 @@ class Index:
         return [self.entry(i) for i in self._rows[self.canonical(name)]]
 
     def entry(self, row: int) -> TensorEntry:
-        """Return the tensor in row ``row`` of the manifest's table."""
+        """Return the tensor in row ``row`` of the manifest's table. Made once."""
+        found = self._entries.get(row)
+        if found is None:
+            found = self._entries[row] = self._make(row)
+        return found
+
+    def _make(self, row: int) -> TensorEntry:
         tensors, boxes = self.manifest.tensors, self.manifest.boxes
         width = dtype(tensors.dtype[row]).itemsize
         stored = []

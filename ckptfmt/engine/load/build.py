@@ -22,20 +22,19 @@ Key = tuple[str, int]
 class Memory:
     """Host bytes of tensors that were read: whole, in C order."""
 
-    def __init__(self, opened: Opened, entries: Sequence[TensorEntry], plan: ReadPlan, memory: memoryview) -> None:
-        self._views: dict[tuple[str, tuple[int, ...], int], memoryview] = {}
+    def __init__(self, opened: Opened, plan: ReadPlan, memory: memoryview) -> None:
+        self._views: dict[tuple[str, int], memoryview] = {}
         self._opened = opened
         for region in plan.regions:
             for box in region.boxes:
-                self._views[(box.pack, box.start, box.offset)] = box_view(memory, region, box)
-        self._entries = {(entry.name, entry.rank): entry for entry in entries}
+                self._views[(box.pack, box.offset)] = box_view(memory, region, box)
 
     def bytes_of(self, entry: TensorEntry) -> memoryview:
         """The tensor's bytes; one that is stored in several boxes is put together first."""
         if not entry.nbytes:
             return memoryview(bytearray())
         boxes = self._opened.boxes(entry)
-        views = [self._views[(box.pack, box.start, box.offset)] for box in boxes if box.nbytes]
+        views = [self._views[(box.pack, box.offset)] for box in boxes if box.nbytes]
         if len(boxes) == 1:
             return views[0]
         whole = map_memory(entry.nbytes)[: entry.nbytes]
@@ -57,7 +56,7 @@ def read_entries(
     plan = plan_reads(box for entry in unique for box in opened.boxes(entry))
     target = memory(plan.memory_bytes) if plan.memory_bytes else memoryview(bytearray())
     read_regions(opened.site.backend, plan, target, verify=verify, progress=progress)
-    return Memory(opened, unique, plan, target)
+    return Memory(opened, plan, target)
 
 
 def wanted_entries(opened: Opened, nodes: Sequence[tree.Node], rank: int) -> list[TensorEntry]:

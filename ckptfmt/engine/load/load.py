@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.load.build import Builder, mentions_torch, read_entries, wanted_entries
 from ckptfmt.engine.load.names import Patterns, Selection
@@ -36,15 +37,28 @@ def load_state(
     ``NotFound`` (near names) for an unknown subtree, ``Mismatch`` if the patterns match no tensor, ``Corrupt``
     naming tensor, object and offset for damaged bytes.
     """
+    with held_back():
+        return _load_state(opened, families_for, Selection(keys, exclude), subtree, device, framework, verify, rank)
+
+
+def _load_state(
+    opened: Opened,
+    families_for: FamiliesFor,
+    selection: Selection,
+    subtree: str | None,
+    device: Any | None,
+    framework: Framework,
+    verify: bool,
+    rank: int,
+) -> Any:
     for tree_of in (opened.common, *opened.slots(rank).values()):
         check_depth(tree_of)
     root = opened.common if subtree is None else _subtree(opened, subtree, rank)
-    selection = Selection(keys, exclude)
     node = Pruner(selection.wants, lambda slot: opened.slot(slot, rank)).prune(root)
     entries = [] if node is UNSET else wanted_entries(opened, [node], rank)
     if not selection.everything and not entries and wanted_entries(opened, [root], rank):
         raise Mismatch(
-            f"{opened.name}: no tensor matches keys={keys!r}, exclude={exclude!r}; see `ckptfmt inspect`",
+            f"{opened.name}: no tensor matches {selection}; see `ckptfmt inspect`",
             kind="nothing_loaded",
         )
     families = families_for(framework, saved_torch=mentions_torch(node))

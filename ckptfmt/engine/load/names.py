@@ -32,6 +32,9 @@ class Selection:
         self._keys = as_patterns(keys, "keys")
         self._exclude = as_patterns(exclude, "exclude")
 
+    def __str__(self) -> str:
+        return f"keys={self._keys}, exclude={self._exclude}"
+
     @property
     def everything(self) -> bool:
         return self._keys is None and self._exclude is None

@@ -14,6 +14,7 @@ from typing import Any
 
 from ckptfmt.engine.arena import Arena, address_of, map_memory
 from ckptfmt.engine.assemble import cut
+from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.load.build import Builder, Memory, read_entries, wanted_entries
 from ckptfmt.engine.load.decisions import Apply, Fill, RestorePlan
@@ -46,8 +47,9 @@ def restore_state(
     With ``arena`` the bytes land there: aligned, already touched, and needed for the next save anyway.
     """
     began = time.perf_counter()
-    plan = plan_restore(opened, into, families, options)
-    nbytes = _execute(opened, plan, families, options, arena)
+    with held_back():
+        plan = plan_restore(opened, into, families, options)
+        nbytes = _execute(opened, plan, families, options, arena)
     return RestoreReport(
         generation_id=opened.info.id,
         run=opened.info.run,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfmt.engine.arena import Arena, address_of
+from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.plan import SavePlan, Unit, make_plan, signature_of
 from ckptfmt.engine.save.freeze import FrozenLeaf, FrozenTree, freeze_metadata, freeze_tree
@@ -104,12 +105,13 @@ def take_snapshot(state: Any, metadata: Any, *, families: Families, planner: Pla
     Raises ``UnsupportedValue`` (path and type), or ``OutOfSpace`` when host memory cannot hold the snapshot.
     """
     began = time.perf_counter()
-    frozen = freeze_tree(state, families)
-    frozen_metadata = freeze_metadata(metadata)
-    plan = planner.plan(frozen.leaves)
-    arena.reserve(plan.arena_bytes)
-    snapshot = Snapshot(frozen, frozen_metadata, plan, arena)
-    snapshot.take(frozen.leaves)
+    with held_back():
+        frozen = freeze_tree(state, families)
+        frozen_metadata = freeze_metadata(metadata)
+        plan = planner.plan(frozen.leaves)
+        arena.reserve(plan.arena_bytes)
+        snapshot = Snapshot(frozen, frozen_metadata, plan, arena)
+        snapshot.take(frozen.leaves)
     snapshot.stall_seconds = time.perf_counter() - began
     return snapshot
 
