@@ -339,15 +339,35 @@ print("saved")
 """
 
 
+EIGHT = """
+import os, sys
+import numpy as np
+import ckptfmt
+import ckptfmt.catalog.open, ckptfmt.engine.save.session  # once for all eight
+children = []
+for number in range(8):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with ckptfmt.open(sys.argv[1]) as repository, repository.checkpointer(f"run-{number}") as checkpointer:
+                for step in range(5):
+                    checkpointer.save({"w": np.full(3000, float(step))}, step=step)
+        except BaseException as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    children.append(pid)
+print(sum(os.waitpid(pid, 0)[1] == 0 for pid in children))
+"""
+
+
 def test_eight_processes_save_to_runs_of_one_repository_at_once(root: Path) -> None:
-    children = [start_child(MANY, root, f"run-{number}") for number in range(8)]
-    for child in children:
-        out, err = child.communicate(timeout=170)
-        assert (child.returncode, out) == (0, "saved\n"), err
-        assert "locked" not in err
+    status, out, err = run_child(EIGHT, root, timeout=170)
+    assert (status, out) == (0, "8\n"), err
+    assert "locked" not in err
     with ckptfmt.open(root, mode="r") as repository:
         assert [(run.name, run.committed, run.in_flight) for run in repository.runs()] == [
-            (f"run-{number}", 3, 0) for number in range(8)
+            (f"run-{number}", 5, 0) for number in range(8)
         ]
 
 
