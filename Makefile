@@ -25,6 +25,10 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.installed-torch
 
+$(VENV)/.installed-bench: pyproject.toml constraints.txt | $(PY)
+	$(PIP) install --constraint constraints.txt --editable '.[bench]'
+	@touch $@ $(VENV)/.installed-torch
+
 demo: $(VENV)/.installed-torch ## Train, kill, resume, compare, inspect: the main job on real input (under 3 minutes)
 	rm -rf $(DEMO)
 	$(VENV)/bin/ckptfmt demo $(DEMO)
@@ -50,8 +54,8 @@ dist: $(VENV)/.installed-dev ## Build sdist and wheel, and try the wheel in an e
 
 check: test test-slow lint types contracts dist demo ## What CI runs
 
-bench: $(VENV)/.installed-torch ## Measure import time, stall and commit time beside torch.save and DCP
-	$(PY) benchmarks/run.py $(ARGS)
+bench: $(VENV)/.installed-bench ## Measure beside torch.save, safetensors, DCP and raw limits (under 15 minutes)
+	env -u PYTHONDONTWRITEBYTECODE $(PY) -m benchmarks.run $(ARGS)
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) $(DEMO) build dist bench-results .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

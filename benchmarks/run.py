@@ -1,112 +1,117 @@
-"""``make bench``: import time, and stall and commit time beside torch.save and DCP.
+"""``make bench``: ckptfmt beside what people use, and beside what memory and disk allow.
 
-    python benchmarks/run.py [--folder DIR] [--megabytes 500] [--rounds 3] [--saves 3]
+    python -m benchmarks.run [--folder DIR] [--only GROUP ...] [--rounds N] [--quick]
 
-Every measurement is a fresh process; contenders take turns, so that a slow minute of the machine meets all of them.
-Absolute figures do not travel between machines; the ratios do.
+Every measurement is a fresh process and contenders take turns, so that a slow minute of the machine meets all of
+them. Figures of one machine do not travel to another; ratios do. A ratio is taken for each pair of the same round and
+place in it, its interval from order statistics (sign test). Writes ``results.json``, ``results.txt`` and plots.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-CONTENDERS = ("ckptfmt", "torch.save + fsync", "DCP async_save")
+from benchmarks.goals import goals_of
+from benchmarks.plan import FULL, QUICK, Plan, Scale
+from benchmarks.tables import goals_table, tables_of
+from ckptfmt.engine.arena import available_memory
 
-
-def seconds_of(code: str, times: int = 7) -> float:
-    """Least wall time of a fresh interpreter that runs ``code``, less the least of one that runs nothing."""
-
-    def once(program: str) -> float:
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
-        return time.perf_counter() - began
-
-    once(code)  # the first one compiles and fills the page cache
-    pairs = [(once(code), once("pass")) for _ in range(times)]
-    return min(one for one, _ in pairs) - min(nothing for _, nothing in pairs)
-
-
-def command(*words: str) -> str:
-    return f"import sys; sys.argv = ['ckptfmt', *{list(words)!r}]\nfrom ckptfmt.cli.main import main\nsys.exit(main())"
-
-
-def measure_imports(folder: Path) -> None:
-    repository = folder / "imports"
-    save = f"import ckptfmt, numpy; ckptfmt.save({{'x': numpy.zeros(4)}}, {str(repository)!r})"
-    subprocess.run([sys.executable, "-c", save], check=True)
-    print("\nStart, without that of Python itself (best of 7)")
-    for title, code in (
-        ("import ckptfmt", "import ckptfmt"),
-        ("import numpy (for scale)", "import numpy"),
-        ("import torch (for scale)", "import torch"),
-        ("ckptfmt --help", command("--help")),
-        ("ckptfmt ls REPOSITORY", command("ls", str(repository))),
-    ):
-        print(f"  {title:<26} {seconds_of(code) * 1e3:7.0f} ms", flush=True)
-
-
-def measure_saves(folder: Path, *, megabytes: int, rounds: int, saves: int) -> None:
-    """First saves of a process are told apart: memory is touched, structure is planned."""
-    found: dict[str, list[dict[str, list[float]]]] = {name: [] for name in CONTENDERS}
-    nbytes = 0
-    for turn in range(rounds):
-        for name in CONTENDERS[turn % 3 :] + CONTENDERS[: turn % 3]:
-            place = Path(tempfile.mkdtemp(dir=folder))
-            words = [sys.executable, str(Path(__file__).with_name("contender.py")), name, place, megabytes, saves]
-            done = subprocess.run(list(map(str, words)), check=True, stdout=subprocess.PIPE, text=True)
-            shutil.rmtree(place)
-            os.sync()  # what one left to write is not the next one's burden
-            result = json.loads(done.stdout.splitlines()[-1])
-            found[name].append(result)
-            nbytes = result["nbytes"]
-    print(f"\nA state of {nbytes / 1e6:.0f} MB, {rounds} rounds of {saves} saves (medians; later: from the second on)")
-    print(f"  {'':<20} {'first stall':>12} {'later stall':>12} {'first commit':>13} {'later commit':>13} {'MB/s':>7}")
-    later: dict[str, tuple[float, float]] = {}
-    for name, results in found.items():
-        stall, commit = (median(x for one in results for x in one[key][1:]) for key in ("stalls", "commits"))
-        first_stall, first_commit = (median(one[key][0] for one in results) for key in ("stalls", "commits"))
-        later[name] = stall, commit
-        print(
-            f"  {name:<20} {first_stall * 1e3:>9.0f} ms {stall * 1e3:>9.0f} ms {first_commit:>11.2f} s "
-            f"{commit:>11.2f} s {nbytes / commit / 1e6:>7.0f}"
-        )
-    own_stall, own_commit = later["ckptfmt"]
-    for name in CONTENDERS[1:]:
-        stall, commit = later[name]
-        print(
-            f"  {name}: {stall / own_stall:.1f} times our later stall, {commit / own_commit:.1f} times our later commit"
-        )
+GROUPS = (
+    "saves train",
+    "saves small",
+    "loads train",
+    "loads small",
+    "modes",
+    "interference",
+    "memory",
+    "starts",
+)
+PACKAGES = ("ckptfmt", "numpy", "safetensors", "torch")
 
 
 def main() -> None:
+    arguments = _parser().parse_args()
+    scale = QUICK if arguments.quick else FULL
+    if arguments.rounds is not None:
+        scale = dataclasses.replace(scale, rounds=arguments.rounds, starts=arguments.rounds * scale.pairs)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    machine = describe_machine()
+    print(_told(machine), file=sys.stderr)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        plan = Plan(scale, Path(folder))
+        for group in arguments.only or GROUPS:
+            name, *state = group.split()
+            getattr(plan, name)(*state)
+    report(plan, scale, machine | {"seconds": time.monotonic() - began}, arguments.folder)
+
+
+def report(plan: Plan, scale: Scale, machine: dict[str, Any], folder: Path) -> None:
+    """Print the tables and write them, the figures and the plots."""
+    goals = goals_of(plan.samples)
+    text = f"{_told(machine)}\n{tables_of(plan.samples)}\n\nGoals\n{goals_table(goals)}\n"
+    print(text)
+    (folder / "results.txt").write_text(text)
+    document = {
+        "machine": machine,
+        "scale": dataclasses.asdict(scale),
+        "samples": plan.samples.found,
+        "goals": [dataclasses.asdict(goal) | {"met": goal.met} for goal in goals],
+    }
+    (folder / "results.json").write_text(json.dumps(document, indent=1))
+    print(f"written: {folder / 'results.txt'}, results.json")
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no plots: matplotlib is not installed (pip install 'ckptfmt[bench]')")
+        return
+    from benchmarks.plots import plot
+
+    for path in plot(plan.samples, folder):
+        print(f"written: {path}")
+
+
+def describe_machine() -> dict[str, Any]:
+    """What the figures depend on, and how busy it was."""
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "memory": available_memory(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+
+
+def _told(machine: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    took = f"; {machine['seconds']:.0f} s in all" if "seconds" in machine else ""
+    return (
+        f"{machine['cpus']} CPUs, load {machine['load']:.1f} at the start, Linux {machine['kernel']}, "
+        f"Python {machine['python']}, {packages}{took}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--folder", type=Path, default=Path("bench-results"), help="where to write (default: %(default)s)"
     )
-    parser.add_argument("--megabytes", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--saves", type=int, default=3, help="per process, at least 2")
-    arguments = parser.parse_args()
-    if arguments.saves < 2:
-        parser.error("--saves must be at least 2: the first one of a process is told apart")
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=arguments.folder))
-    print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-    try:
-        measure_saves(folder, megabytes=arguments.megabytes, rounds=arguments.rounds, saves=arguments.saves)
-        measure_imports(folder)
-    finally:
-        shutil.rmtree(folder)
+    parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
+    parser.add_argument("--rounds", type=int, help=f"default: {FULL.rounds}")
+    parser.add_argument("--quick", action="store_true", help="tiny states, one round: does it run, nothing more")
+    return parser
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ class SqliteSessions:
 
     def choose_journal(self) -> None:
         """Set the journal mode of a new database, or leave write-ahead logging where it is not safe here."""
-        wanted = journal_mode(_version())
+        wanted = journal_mode(sqlite_version())
         connection = self._connect(self.mode)
         try:
             (current,) = connection.execute("PRAGMA journal_mode").fetchone()
@@ -259,6 +259,7 @@ def lock_holders(path: Path) -> tuple[int, ...]:
     return tuple(sorted(pids - {os.getpid()}))
 
 
-def _version() -> tuple[int, int, int]:
+def sqlite_version() -> tuple[int, int, int]:
+    """Return the version of the SQLite library that Python uses."""
     major, minor, patch = sqlite3.sqlite_version_info
     return major, minor, patch

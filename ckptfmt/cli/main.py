@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final, NoReturn
 
 from ckptfmt.__about__ import __version__
-from ckptfmt.cli import db, demo, diff, inspect, ls, recover, verify
+from ckptfmt.cli import bench, db, demo, diff, doctor, inspect, ls, recover, verify
 from ckptfmt.cli import gc as collect
 from ckptfmt.errors import CkptError, InvalidInput
 
@@ -28,6 +28,8 @@ VERBS: Final[dict[str, ModuleType]] = {
     "gc": collect,
     "recover": recover,
     "db": db,
+    "doctor": doctor,
+    "bench": bench,
     "demo": demo,
 }
 _EPILOG = """\

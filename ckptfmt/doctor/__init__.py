@@ -1,0 +1,1 @@
+"""What a place can do for checkpoints, tried out: ``ckptfmt doctor``."""
