@@ -18,7 +18,7 @@ from ckptfmt.cli import options
 
 if TYPE_CHECKING:
     from ckptfmt.cli.output import Page
-    from ckptfmt.measure.report import BenchReport, Timings
+    from ckptfmt.measure.report import BenchReport, BenchTimings
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 
@@ -80,7 +80,7 @@ def show(page: Page, report: BenchReport) -> None:
         page.line(style(f"an earlier bench was killed and left {path}: remove it", "yellow"))
 
 
-def _cells(one: Timings) -> tuple[str, ...]:
+def _cells(one: BenchTimings) -> tuple[str, ...]:
     from statistics import median
 
     from ckptfmt.cli import quantities as q

@@ -20,7 +20,7 @@ from ckptfmt.errors import CkptError, Corrupt, OutOfSpace
 from ckptfmt.measure import states
 from ckptfmt.measure.raw_files import drop_cache, fill_cache, raw_read, raw_write, sync_folder, whole_blocks
 from ckptfmt.measure.raw_memory import CopyLimit
-from ckptfmt.measure.report import BenchReport, Timings
+from ckptfmt.measure.report import BenchReport, BenchTimings
 
 PREFIX: Final = "ckptfmt-bench-"
 RUN: Final = "bench"
@@ -51,8 +51,8 @@ class _Clock:
         self.cold: list[float] = []
         self.warm: list[float] = []
 
-    def timings(self) -> Timings:
-        return Timings(self.name, tuple(self.stalls), tuple(self.commits), tuple(self.cold), tuple(self.warm))
+    def timings(self) -> BenchTimings:
+        return BenchTimings(self.name, tuple(self.stalls), tuple(self.commits), tuple(self.cold), tuple(self.warm))
 
 
 def run_bench(order: Order, *, echo: Echo) -> BenchReport:

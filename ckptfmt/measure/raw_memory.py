@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -47,7 +48,7 @@ class CopyLimit:
             "_foreach_copy_": self._by_foreach,
             "np.copyto, threads": self._by_threads,
         }
-        with ThreadPoolExecutor(thread_count()) as self._pool:
+        with self.threads():
             for way in ways.values():
                 way()
             found: dict[str, list[float]] = {name: [] for name in ways}
@@ -57,6 +58,12 @@ class CopyLimit:
                     way()
                     found[name].append(time.perf_counter() - began)
         return found
+
+    @contextmanager
+    def threads(self) -> Iterator[None]:
+        """The threads of the third way, started beforehand as an engine's would be."""
+        with ThreadPoolExecutor(thread_count()) as self._pool:
+            yield
 
     def _by_copy(self) -> None:
         for target, source in zip(self._targets, self._sources, strict=True):

@@ -8,7 +8,7 @@ from ckptfmt.engine.reports import Report
 
 
 @dataclass(frozen=True)
-class Timings(Report):
+class BenchTimings(Report):
     """One contender, or the raw limits: there a stall is a copy within memory, a commit a copy and a raw write."""
 
     name: str
@@ -31,7 +31,7 @@ class BenchReport(Report):
     cpus: int
     direct: bool
     """Whether raw writes went past the page cache."""
-    limits: Timings
-    contenders: tuple[Timings, ...]
+    limits: BenchTimings
+    contenders: tuple[BenchTimings, ...]
     left_over: tuple[str, ...]
     """Folders of benches that were killed."""

@@ -26,13 +26,17 @@ from ckptfmt.cli import (
     upkeep,
     verification,
 )
+from ckptfmt.doctor import report as diagnosis
 from ckptfmt.engine import reports
+from ckptfmt.measure import report as bench
 
 SPEC = Path(__file__).parents[2] / "spec" / "cli-json.md"
 ROOMS = (
+    bench,
     comparison,
     contents,
     database,
+    diagnosis,
     generation_view,
     history,
     listing,
@@ -182,6 +186,11 @@ def test_real_output_is_as_documented(eventful: Path, arguments: list[str], repo
 
 def test_backup_is_as_documented(eventful: Path, tmp_path: Path) -> None:
     check(ok_json("db", "backup", eventful, tmp_path / "copy"), "Backup", "db.backup")
+
+
+def test_what_is_tried_in_a_place_is_as_documented(tmp_path: Path) -> None:
+    check(ok_json("doctor", tmp_path), BY_REPORT["doctor"], "doctor")
+    check(ok_json("bench", tmp_path, "--bytes", "1M", "--saves", "2"), BY_REPORT["bench"], "bench")
 
 
 def test_damage_is_as_documented(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ckptfmt import errors
 from ckptfmt.cli import exit_codes, main
 from ckptfmt.cli.demo import seconds
 
-VERBS = ["inspect", "ls", "verify", "diff", "gc", "recover", "db", "demo"]
+VERBS = ["inspect", "ls", "verify", "diff", "gc", "recover", "db", "doctor", "bench", "demo"]
 DB_VERBS = ["upgrade", "current", "check", "backup"]
 
 
@@ -56,6 +56,10 @@ def test_help_of_every_verb(verb: list[str]) -> None:
         (["ls", "x#"], 2),
         (["ls", "/no/such/place"], 10),
         (["demo", "--chaos", "soon"], 2),
+        (["doctor", "x#run"], 2),
+        (["doctor", "memory://x"], 2),
+        (["bench", "x", "--bytes", "much"], 2),
+        (["bench", "x", "--saves", "1"], 2),
     ],
 )
 def test_usage_and_not_found(arguments: list[str], code: int) -> None:
