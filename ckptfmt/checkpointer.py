@@ -26,6 +26,7 @@ from ckptfmt.engine.transfer import Background
 from ckptfmt.errors import (
     AccessDenied,
     BackendError,
+    CatalogError,
     CkptError,
     Fenced,
     FormatError,
@@ -124,9 +125,7 @@ class Checkpointer:
         n, self._next_n = self._next_n, self._next_n + 1
         began = time.perf_counter()
         if self.in_flight and self._policy.on_busy == "skip":
-            self._context.site.sql().skip_save(
-                self._context.launch.id, n=n, step=step, fence=self._context.launch.fence
-            )
+            self._record_skip(n, step)
             return None
         self._join_current()
         self._lease.check()
@@ -151,6 +150,13 @@ class Checkpointer:
         self._lease.last_step = step if self._lease.last_step is None else max(step, self._lease.last_step)
         thread.start()
         return pending
+
+    def _record_skip(self, n: int, step: int) -> None:
+        launch = self._context.launch
+        try:
+            self._context.site.sql().skip_save(launch.id, n=n, step=step, fence=launch.fence)
+        except CatalogError as error:  # a busy catalog is no reason to stop training: nothing was to be saved
+            log.warning("run %r: that save %d (step %d) was skipped is not recorded: %s", launch.run, n, step, error)
 
     def _check_step(self, step: int, tags: Sequence[str]) -> None:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
@@ -324,11 +330,5 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
+        with exits.body_first(error):
             self.close()
-        except BaseException as failure:
-            if error is None:
-                raise
-            # The body's own exception stays the one that is raised.
-            error.add_note(f"in addition, a checkpoint save failed: {failure}")
-            log.error("a checkpoint save failed while %s was being raised: %s", type(error).__name__, failure)

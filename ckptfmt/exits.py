@@ -11,11 +11,26 @@ import logging
 import os
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import Protocol
 
 log = logging.getLogger("ckptfmt")
 
 FAILURE_STATUS = 1
+
+
+@contextlib.contextmanager
+def body_first(error: BaseException | None) -> Iterator[None]:
+    """Close something at the end of a ``with`` block: the body's own exception stays the one that is raised."""
+    try:
+        yield
+    except BaseException as failure:
+        if error is None:
+            raise
+        note = f"in addition, a checkpoint save failed: {failure}"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        log.error("a checkpoint save failed while %s was being raised: %s", type(error).__name__, failure)
 
 
 class Closable(Protocol):

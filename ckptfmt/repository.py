@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptfmt import connect, overview, reading
+from ckptfmt import connect, exits, overview, reading
 from ckptfmt.engine.keep import gc, recover
 from ckptfmt.engine.reports import GcReport, GenerationInfo, RecoverReport, RunInfo
 from ckptfmt.engine.save.launch import acquire
@@ -29,6 +30,7 @@ class Repository:
     ) -> None:
         self._connection = connection
         self._mode = mode
+        self._checkpointers: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
         self._run = run
         self._at = at
 
@@ -60,10 +62,11 @@ class Repository:
 
         self._check_writable("saving")
         policy = SavePolicy(every_steps=every_steps, every_seconds=every_seconds, on_busy=on_busy)
-        order = LaunchOrder(
-            run or self._run or "default", policy, tuple(preempt_signals), commit_timeout, launch, takeover
-        )
-        return begin_launch(self._connection, order)
+        name = run or self._run or "default"
+        order = LaunchOrder(name, policy, tuple(preempt_signals), commit_timeout, launch, takeover)
+        checkpointer = begin_launch(self._connection, order)
+        self._checkpointers.add(checkpointer)
+        return checkpointer
 
     def runs(self) -> list[RunInfo]:
         """All runs, sorted by name."""
@@ -104,8 +107,12 @@ class Repository:
         return gc.collect(self._connection.site, dry_run=dry_run)
 
     def close(self) -> None:
-        """Close connections. Checkpointers are closed by themselves; open generations stay readable."""
-        self._connection.close()
+        """Drain its checkpointers, then close connections. Open generations stay readable."""
+        try:
+            for checkpointer in tuple(self._checkpointers):
+                checkpointer.close()
+        finally:
+            self._connection.close()
 
     def _check_writable(self, what: str) -> None:
         if self._connection.site.read_only or self._connection.site.catalog is None:
@@ -120,7 +127,8 @@ class Repository:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        with exits.body_first(error):
+            self.close()
 
     def __repr__(self) -> str:
         return f"<Repository {self.url} ({self._mode})>"

@@ -103,6 +103,8 @@ def _generations(items: tuple[GcItem, ...]) -> str:
 def _show_beside(page: Page, found: GcReport) -> None:
     for text in found.waiting:
         page.line(f"waiting: {text}")
+    for text in found.damaged:
+        page.line(style(f"left alone: {text}", "red"))
     for generation_id in found.adopted:
         page.line(style(f"adopted: #{generation_id} was proved committed on storage; kept", "yellow"))
     for folder in found.unknown:

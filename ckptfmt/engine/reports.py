@@ -192,6 +192,8 @@ class GcReport(Report):
     """Folders that no catalog row explains: reported, never deleted."""
     waiting: tuple[str, ...] = ()
     """Retired generations still inside the grace period, with the time when they become due."""
+    damaged: tuple[str, ...] = ()
+    """Aborted generations whose verdict on storage cannot be read: nothing of them was removed."""
     adopted: tuple[int, ...] = field(default=())
     """Aborted rows whose storage held a committed verdict: repaired in place of being deleted."""
 

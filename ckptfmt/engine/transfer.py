@@ -7,10 +7,13 @@ finished and never dropped.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
+
+log = logging.getLogger("ckptfmt")
 
 Task = Callable[[], None]
 
@@ -58,13 +61,34 @@ def run_all(tasks: Sequence[Task], *, threads: int, name: str) -> None:
         threading.Thread(target=group.work, name=f"{name}-{index}", daemon=False)
         for index in range(1, min(threads, len(tasks)))
     ]
-    for helper in helpers:
-        helper.start()
+    started = [helper for helper in helpers if _start(helper)]
     group.work()
-    for helper in helpers:
-        helper.join()
+    _join(started)
     if group.error is not None:
         raise group.error
+
+
+def _start(thread: threading.Thread) -> bool:
+    """Start a helper; without one (no more threads, or the interpreter is ending) the caller does the work alone."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        log.debug("no helper thread: %s", error)
+        return False
+    return True
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    """Wait for all, also when interrupted: the memory they work on must not be given away under them."""
+    interrupted: BaseException | None = None
+    for thread in threads:
+        while thread.is_alive():
+            try:
+                thread.join()
+            except BaseException as error:
+                interrupted = error
+    if interrupted is not None:
+        raise interrupted
 
 
 def copy_memory(moves: Sequence[tuple[int, int, int]]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from lifecycle_rig import Place, Process, SqlFault, assert_state, dead_catalog, ended, named, state_of
 
 from ckptfmt.engine.keep import gc as collecting
+from ckptfmt.engine.keep import recover as recovering
 from ckptfmt.engine.reports import GcReport
 from ckptfmt.engine.sweep import close_aborted
 from ckptfmt.errors import BackendError, Conflict, SaveFailed
@@ -380,3 +381,30 @@ def test_a_gc_killed_at_the_row_is_finished_by_the_next(place: Place, nth: int, 
     fresh = place.open()
     _collect(fresh)
     _check_collected(fresh)
+
+
+def test_a_damaged_verdict_blocks_neither_the_next_launch_nor_gc_and_stays_where_it_is(place: Place) -> None:
+    _save(place.open(), 1)
+    dead = place.open()
+    dead.backend.add(Fault("create", error=dead.kill, when=named("part.json")))
+    pending = dead.checkpointer(takeover=True).save(state_of(2), step=2)
+    assert pending is not None
+    pending.exception()
+    fresh = place.open()
+    row = fresh.row()
+    fresh.site.backend.create(f"runs/{row.run_key}/{row.key}/COMMIT.json", b"{torn")
+    holder = fresh.catalog.live_launch("run")
+    fresh.catalog.close_launch(holder.id)
+    dry = recovering.recover(fresh.site, "run", dry_run=True, acquire=_never)
+    assert [(action.action, "damaged" in action.reason) for action in dry.actions] == [("aborted", True)]
+    with fresh.checkpointer(takeover=True) as checkpointer:
+        checkpointer.save(state_of(3), step=3)
+    before = _files(fresh, row)
+    for dry_run in (True, False):
+        report = _collect(fresh, dry_run=dry_run)
+        assert [text.startswith(f"run #{row.id}: ") for text in report.damaged] == [True]
+    assert _files(fresh, row) == before
+
+
+def _never(run: str, token: str) -> Any:
+    raise AssertionError("a dry run takes no lease")

@@ -11,7 +11,7 @@ from ckptfmt.engine.keep.recover import adopt
 from ckptfmt.engine.reports import GcItem, GcReport
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.sweep import removable, sweep_aborted, sweep_closed
-from ckptfmt.errors import Conflict
+from ckptfmt.errors import Conflict, FormatError
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.states import State
 from ckptfmt.ports.backend import ObjectInfo
@@ -40,12 +40,13 @@ def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
     now = catalog.database_now()
     items: list[GcItem] = []
     waiting: list[str] = []
+    damaged: list[str] = []
     adopted: list[int] = []
     for run in catalog.runs():
         if not dry_run:
             for row in catalog.generations(run=run.name, states=[State.RETIRED]):
                 close_retired(site, row)
-        for due in _due(site, run, now, grace, waiting):
+        for due in _due(site, run, now, grace, waiting, damaged):
             if dry_run:
                 items += _items(due, due.objects)
                 adopted += [due.row.id] if due.proven else []
@@ -54,10 +55,13 @@ def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
             items += _items(due, removed)
             adopted += [due.row.id] if repaired else []
         items += _debris(site, run, dry_run=dry_run)
-    return GcReport(dry_run, tuple(items), tuple(unknown_folders(site)), tuple(waiting), tuple(adopted))
+    unknown = tuple(unknown_folders(site))
+    return GcReport(dry_run, tuple(items), unknown, tuple(waiting), tuple(damaged), tuple(adopted))
 
 
-def _due(site: Site, run: RunRecord, now: datetime, grace: timedelta, waiting: list[str]) -> list[_Due]:
+def _due(
+    site: Site, run: RunRecord, now: datetime, grace: timedelta, waiting: list[str], damaged: list[str]
+) -> list[_Due]:
     due = []
     for row in site.sql().generations(run=run.name, states=_SWEEPABLE):
         if row.state is State.RETIRED:
@@ -67,9 +71,15 @@ def _due(site: Site, run: RunRecord, now: datetime, grace: timedelta, waiting: l
                     f"{row.run} #{row.id} (due {ready:%Y-%m-%d %H:%M:%S} UTC)" if ready else f"{row.run} #{row.id}"
                 )
                 continue
-        if row.state is State.ABORTED and _proven(site, row):
-            due.append(_Due(row, (), "storage proves it", proven=True))
-            continue
+        if row.state is State.ABORTED:
+            try:
+                proven = _proven(site, row)
+            except FormatError as error:
+                damaged.append(f"{row.run} #{row.id}: {error}")
+                continue
+            if proven:
+                due.append(_Due(row, (), "storage proves it", proven=True))
+                continue
         found = tuple(removable(site, row))
         if found or row.state is not State.DELETED:
             reason = f"{row.state} {row.abort_reason or ''}".strip()

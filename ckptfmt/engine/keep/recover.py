@@ -128,8 +128,13 @@ def _check_whole(site: Site, row: GenerationRecord) -> None:
 
 def _adopt_if_proven(site: Site, row: GenerationRecord, fence: int) -> RecoverAction | None:
     """A verdict that is on storage already decides: committed is adopted, aborted aborts the row."""
-    folder = verdicts.folder_of(row)
-    found = verdicts.read_commit(site.backend, folder)
+    try:
+        found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
+    except FormatError as error:
+        # Nobody can read it as a commit, and it must not block every later launch. gc leaves it where it is.
+        reason = f"its verdict on storage is damaged: {error}"
+        site.sql().abort(row.id, stage="recover", rank=None, reason=reason[:1000], fence=fence)
+        return _action(row, "aborted", reason)
     if found is None or not verdicts.belongs(found, site, row):
         return None
     if found.verdict == "aborted":
@@ -187,7 +192,10 @@ def _plan(site: Site, row: GenerationRecord, holder: LaunchRecord | None) -> Rec
     """What ``settle`` would do, without doing it."""
     if holder is not None and row.fence >= holder.fence:
         return _action(row, "left", f"{holder.host}:{holder.pid} is writing it")
-    found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
+    try:
+        found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
+    except FormatError as error:
+        return _action(row, "aborted", f"its verdict on storage is damaged: {error}")
     if found is not None and verdicts.belongs(found, site, row):
         return _action(row, "adopted" if found.verdict == "committed" else "aborted", "storage holds a verdict")
     try:
