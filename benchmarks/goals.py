@@ -166,13 +166,18 @@ def _memory(samples: Samples) -> Iterator[Goal]:
         "staged": (0.5, "beyond host_bytes_max"),
         "restore, atomic=False": (0.0, "in all"),
     }
+    measured = samples.found["memory"]
     for way, (share, beyond) in allowed.items():
-        over = [(one["peak"] - share * one["nbytes"]) / MIB for one in samples.found["memory"][way]]
-        yield Goal(5, f"memory of {way}, {beyond}", "MiB", 64.0, interval(over))
-    plain, partial = (samples.found["memory"][way][0] for way in ("save", "partial"))
-    written = (plain["durable"] - plain["stall"]) * partial["sync_share"]
-    grown = partial["stall"] / (plain["stall"] + written)
-    yield Goal(5, "partial: stall / (stall + write of the synchronous part)", "", 1.25, interval([grown]))
+        if way in measured:
+            over = [(one["peak"] - share * one["nbytes"]) / MIB for one in measured[way]]
+            yield Goal(5, f"memory of {way}, {beyond}", "MiB", 64.0, interval(over))
+    if "partial" in measured:
+        pairs = zip(measured["partial"], measured["save"], strict=True)
+        grown = [
+            one["stall"] / (plain["stall"] + one["sync_share"] * (plain["durable"] - plain["stall"]))
+            for one, plain in pairs
+        ]
+        yield Goal(5, "partial: stall / (stall + write of the synchronous part)", "", 1.25, interval(grown))
 
 
 def _starts(samples: Samples) -> Iterator[Goal]:

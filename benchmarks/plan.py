@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from benchmarks.job import Job, run_job
 from benchmarks.loading import LOADERS
 from benchmarks.samples import Samples
 from benchmarks.starts import measure_starts
+from ckptfmt.checkpointer import Checkpointer
+from ckptfmt.repository import Repository
 
 LIMITS = "raw limits"
 IN_GOALS = ("ckptfmt", "safetensors", "DCP async", "DCP async, cached")
@@ -24,6 +27,8 @@ IN_GOALS = ("ckptfmt", "safetensors", "DCP async", "DCP async, cached")
 SMALL_SAVERS = ("ckptfmt", "safetensors", "torch.save", "DCP async, cached")
 BESIDE_TRAINING = ("ckptfmt", "DCP async", "DCP async, cached")
 MEMORY_WAYS = ("save", "staged", "partial", "restore", "restore, atomic=False")
+OPTIONAL_WAYS = {"staged": (Repository.checkpointer, "host_bytes_max"), "partial": (Checkpointer.save, "sync")}
+"""Measured where this ckptfmt has the parameter."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,8 @@ class Plan:
             self.samples.add("interference", contender, sample)
 
     def memory(self) -> None:
-        for way in self._turns("memory", MEMORY_WAYS, 1):
+        rounds = -(-self._scale.starts // 3)
+        for way in self._turns("memory", [way for way in MEMORY_WAYS if _offered(way)], rounds):
             with self._place() as folder:
                 if way.startswith("restore"):
                     self._run("loading.prepare_saved", "ckptfmt", "part", folder=folder)
@@ -162,6 +168,16 @@ class Plan:
         """A new folder that goes when it is left."""
         with tempfile.TemporaryDirectory(dir=self._folder) as made:
             yield Path(made)
+
+
+def _offered(way: str) -> bool:
+    if way not in OPTIONAL_WAYS:
+        return True
+    method, parameter = OPTIONAL_WAYS[way]
+    if parameter in inspect.signature(method).parameters:
+        return True
+    print(f"        not measured: {way}, since this ckptfmt has no {parameter}", file=sys.stderr, flush=True)
+    return False
 
 
 def _made(folder: Path) -> Path:

@@ -61,7 +61,8 @@ def main() -> None:
 def report(plan: Plan, scale: Scale, machine: dict[str, Any], folder: Path) -> None:
     """Print the tables and write them, the figures and the plots."""
     goals = goals_of(plan.samples)
-    text = f"{_told(machine)}\n{tables_of(plan.samples)}\n\nGoals\n{goals_table(goals)}\n"
+    note = "\nTiny states, one round: these figures mean nothing.\n" if scale == QUICK else ""
+    text = f"{_told(machine)}\n{note}{tables_of(plan.samples)}\n\nGoals\n{goals_table(goals)}\n"
     print(text)
     (folder / "results.txt").write_text(text)
     document = {

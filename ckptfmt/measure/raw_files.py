@@ -61,14 +61,17 @@ def raw_write(path: Path, memory: memoryview, *, threads: int, hashed: bool = Fa
     return Timed(time.perf_counter() - began, time.process_time() - cpu, direct)
 
 
-def raw_read(path: Path, memory: memoryview, *, threads: int, direct: bool) -> Timed:
-    """Read the first ``len(memory)`` bytes (whole blocks) of a file into reused memory."""
+def raw_read(path: Path, memory: memoryview, *, threads: int, direct: bool, hashed: bool = False) -> Timed:
+    """Read the first ``len(memory)`` bytes (whole blocks) of a file into reused memory; ``hashed``: and hash them."""
     began, cpu = time.perf_counter(), time.process_time()
     descriptor, past = _opened(path, os.O_RDONLY) if direct else (os.open(path, os.O_RDONLY), False)
     try:
 
         def read(start: int) -> None:
-            _all(lambda fd, view, at: os.preadv(fd, [view], at), descriptor, memory[start : start + PIECE], start)
+            view = memory[start : start + PIECE]
+            _all(lambda fd, part, at: os.preadv(fd, [part], at), descriptor, view, start)
+            if hashed:
+                xxhash.xxh3_128_digest(view)
 
         _in_pieces(read, len(memory), threads)
     finally:
