@@ -67,7 +67,9 @@ class Checkpointer:
         self._families = families
         self._open_row = open_row
         self._open_at = open_at
-        self._arena = Arena()
+        self._arena = Arena(self._pin)
+        self._abandoned: list[tuple[Arena, Background]] = []
+        """Arenas that a hung writer may still read: they are dropped once it is gone."""
         self._planner = Planner()
         self._preparing: Background | None = None
         self._current: tuple[PendingSave, SaveSession, Background] | None = None
@@ -198,7 +200,8 @@ class Checkpointer:
         if current is None or current[0].done() or not current[1].overdue:
             return
         # Its writer may still hold the arena: the next save gets another one.
-        self._arena, self._planner = Arena(), Planner()
+        self._abandoned.append((self._arena, current[2]))
+        self._arena, self._planner = Arena(self._pin), Planner()
         current[1].expire()
 
     def _join_current(self, timeout: float | None = None) -> None:
@@ -291,6 +294,9 @@ class Checkpointer:
             self._preparing.join()
             self._preparing = None
 
+    def _pin(self, memory: memoryview) -> Callable[[], None]:
+        return self._families().pin(memory)
+
     def _check_usable(self) -> None:
         if self._closed:
             raise InvalidInput(f"the checkpointer of run {self._context.run.name!r} is closed; open another one")
@@ -321,7 +327,8 @@ class Checkpointer:
         self._join_preparation()
         self._lease.close()
         self._flag.close()
-        self._arena.drop()
+        for arena in [self._arena, *(arena for arena, writer in self._abandoned if not writer.alive())]:
+            arena.drop()
         exits.forget(self)
 
     def __enter__(self) -> Checkpointer:

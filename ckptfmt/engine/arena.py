@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from ckptfmt.engine.transfer import run_all, thread_count
-from ckptfmt.errors import OutOfSpace
+from ckptfmt.errors import CkptError, OutOfSpace
 
 log = logging.getLogger("ckptfmt")
+
+Undo = Callable[[], None]
 
 PAGE: Final = 4096
 HUGE_PAGE: Final = 2 << 20
@@ -77,12 +79,17 @@ def populate(view: memoryview, *, stop: Callable[[], bool] = lambda: False) -> N
 
 
 class Arena:
-    """One growing region of host memory, used by one save or restore at a time."""
+    """One growing region of host memory, used by one save or restore at a time.
 
-    def __init__(self) -> None:
+    ``pin`` registers it for fast device copies and returns the undo; where that is refused the copies are slower.
+    """
+
+    def __init__(self, pin: Callable[[memoryview], Undo] | None = None) -> None:
         self._view = memoryview(b"")
         self._touched = 0
         self._owner_pid = os.getpid()
+        self._pin = pin
+        self._unpin: Undo | None = None
 
     @property
     def nbytes(self) -> int:
@@ -96,12 +103,17 @@ class Arena:
         if self._owner_pid != os.getpid():
             # The mapping is absent in a forked child: start afresh there.
             self._view, self._touched, self._owner_pid = memoryview(b""), 0, os.getpid()
+            self._unpin = None
         if nbytes <= self._view.nbytes:
             return False
         check_memory(nbytes - self._touched)
-        self._view = memoryview(b"")  # let the old region go before the new one is mapped
-        self._touched = 0
+        self.drop()  # let the old region go before the new one is mapped
         self._view = map_memory(nbytes, fork=False)
+        if self._pin is not None:
+            try:
+                self._unpin = self._pin(self._view)
+            except CkptError as error:
+                log.warning("device copies will be slower: %s", error)
         return True
 
     def populate(self, stop: Callable[[], bool] = lambda: False) -> None:
@@ -118,8 +130,14 @@ class Arena:
         self._touched = self._view.nbytes
 
     def drop(self) -> None:
-        """Forget the region; it is unmapped when its last view goes away."""
+        """Unpin and forget the region; it is unmapped when its last view goes away."""
+        unpin, self._unpin = self._unpin, None
         self._view, self._touched = memoryview(b""), 0
+        if unpin is not None:
+            try:
+                unpin()
+            except CkptError as error:
+                log.warning("host memory stays pinned: %s", error)
 
 
 def check_memory(needed: int) -> None:

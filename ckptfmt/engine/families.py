@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ckptfmt.engine.numpy_family import BlobFamily, NumpyFamily
@@ -41,6 +41,22 @@ class Families:
     def is_object(self, value: Any) -> bool:
         """Whether ``value`` is a live object that is saved through its state."""
         return isinstance(value, Rng) or is_stateful(value) or any(f.owns_object(value) for f in self._families)
+
+    def pin(self, memory: memoryview) -> Callable[[], None]:
+        """Register host memory with every family's devices; returns the undo of all."""
+        undos: list[Callable[[], None]] = []
+
+        def undo() -> None:
+            while undos:
+                undos.pop()()
+
+        for family in self._families:
+            try:
+                undos.append(family.pin(memory))
+            except BaseException:
+                undo()
+                raise
+        return undo
 
     def expand(self, state: Any) -> dict[int, Expansion]:
         """Expand every live object in the plain containers of ``state``; the keys are ``id(object)``."""

@@ -15,11 +15,11 @@ PIECE_BYTES: Final = 1 << 30
 
 
 def pin_host(memory: memoryview) -> Callable[[], None]:
-    """Page-lock ``memory`` where CUDA is available. Returns the undo (may be called more than once).
+    """Page-lock ``memory`` where this process uses CUDA. Returns the undo (may be called more than once).
 
     Raises ``CkptError`` of kind ``pin_failed`` with the driver's code; nothing stays registered then.
     """
-    if not memory.nbytes or not torch.cuda.is_available():
+    if not memory.nbytes or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return _nothing
     return register(memory, torch.cuda.cudart())  # type: ignore[no-untyped-call]
 

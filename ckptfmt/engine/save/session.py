@@ -49,9 +49,18 @@ class SaveSession:
         try:
             outcome = self._commit()
         except BaseException as error:
-            self._snapshot = None
+            self._let_go()
             outcome = self._outcome(error)
         self._report(outcome)
+
+    def _let_go(self) -> None:
+        """The snapshot's memory is free from here on, also of copies that a device has still to make."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            try:
+                snapshot.wait()
+            except Exception as error:  # the save has written everything, or has failed for this very reason
+                log.warning("run %r: copies from a device failed late: %s", self._context.run.name, error)
 
     def _report(self, outcome: GenerationRecord | SaveFailed) -> None:
         if isinstance(outcome, SaveFailed):
@@ -66,7 +75,7 @@ class SaveSession:
         self._listener.began(row.id)
         self._stage = "persist"
         self._persist(row)
-        self._snapshot = None  # the memory is free from here on
+        self._let_go()
         self._listener.advance("staged")
         self._stage = "merge"
         self._repeat(lambda: context.coordination.gather(row.id, timeout=max(0.1, self._until - time.monotonic())))
