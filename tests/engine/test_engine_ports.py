@@ -1,0 +1,145 @@
+"""A third array library joins through the port alone: the engine knows neither it nor how it copies."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptfmt import connect
+from ckptfmt.engine.families import Families
+from ckptfmt.errors import BackendError, SaveFailed
+from ckptfmt.ports.arrays import LeafSpec
+from ckptfmt.repository import Repository
+from ckptfmt.testing.faults import Fault, FaultyBackend
+
+
+class LateCapture:
+    """Copies on a thread of its own, and not before ``go``: like a device that is behind."""
+
+    def __init__(self, pairs: Sequence[tuple[Any, memoryview]], go: threading.Event) -> None:
+        self._thread = threading.Thread(target=self._copy, args=(list(pairs), go))
+        self._thread.start()
+
+    def _copy(self, pairs: list[tuple[Any, memoryview]], go: threading.Event) -> None:
+        go.wait(30)
+        for value, host in pairs:
+            host[:] = value.tobytes()
+
+    def ready(self, index: int) -> bool:
+        return not self._thread.is_alive()
+
+    def wait_for(self, index: int) -> None:
+        self._thread.join()
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    def fence(self) -> None:
+        pass
+
+
+class ArrayFamilyOfTheStandardLibrary:
+    """``array.array("q")`` as an array family."""
+
+    name = "tensor"
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.captures: list[LateCapture] = []
+
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, array.array)
+
+    def owns_object(self, value: Any) -> bool:
+        return False
+
+    def expand(self, objects: Any, leaves: Any) -> list[Any]:
+        return []
+
+    def describe(self, value: Any, path: str) -> LeafSpec:
+        shape = (len(value),)
+        return LeafSpec("int64", shape, (0,), shape, 8 * len(value))
+
+    def flags(self, value: Any) -> tuple[str, ...]:
+        return ()
+
+    def host_address(self, value: Any) -> int | None:
+        return None
+
+    def capture(self, pairs: Sequence[tuple[Any, memoryview]]) -> LateCapture:
+        self.captures.append(LateCapture(pairs, self.go))
+        return self.captures[-1]
+
+    def fill(self, pairs: Sequence[tuple[Any, memoryview]]) -> LateCapture:
+        for value, host in pairs:
+            value[:] = array.array("q", bytes(host))
+        return LateCapture([], self.go)
+
+    def fill_cast(self, value: Any, saved_dtype: str, host: memoryview) -> None:
+        raise AssertionError("nothing is cast here")
+
+    def wrote_to(self, values: Sequence[Any]) -> None:
+        pass
+
+    def check_fillable(self, value: Any, path: str) -> str | None:
+        return None
+
+    def build(self, spec: LeafSpec, host: memoryview, flags: Sequence[str], device: Any | None) -> Any:
+        return array.array("q", bytes(host))
+
+    def pin(self, memory: memoryview) -> Callable[[], None]:
+        return lambda: None
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch) -> ArrayFamilyOfTheStandardLibrary:
+    made = ArrayFamilyOfTheStandardLibrary()
+    monkeypatch.setattr(connect, "live_families", lambda: Families([made]))
+    monkeypatch.setattr(connect, "families_for", lambda framework, *, saved_torch: Families([made]))
+    return made
+
+
+def repository(root: Path, *faults: Fault) -> Repository:
+    connection = connect.open_site(root, mode="w", catalog=None, storage_options=None)
+    site = dataclasses.replace(connection.site, backend=FaultyBackend(connection.site.backend, *faults))
+    return Repository(dataclasses.replace(connection, site=site), "w")
+
+
+def test_a_foreign_library_saves_loads_and_restores(tmp_path: Path, family: ArrayFamilyOfTheStandardLibrary) -> None:
+    state = {"a": array.array("q", range(3_000_000)), "b": [array.array("q", [7])], "n": 1}
+    with repository(tmp_path) as repo, repo.checkpointer("run") as ckpt:
+        family.go.clear()
+        pending = ckpt.save(state, step=1)
+        assert pending is not None
+        assert pending.stage != "committed"  # nothing is written before the copies are final
+        family.go.set()
+        assert pending.result().load() == state
+        into = {"a": array.array("q", [0] * 3_000_000), "b": [array.array("q", [0])], "n": 0}
+        ckpt.restore(into)
+    assert into == state
+
+
+def test_a_failed_save_gives_the_arena_back_only_when_the_copies_have_ended(
+    tmp_path: Path, family: ArrayFamilyOfTheStandardLibrary
+) -> None:
+    first, second = array.array("q", [1] * 100_000), array.array("q", [2] * 100_000)
+    fault = Fault("open_writer", error=lambda: BackendError("the disk is broken"), times=1)
+    with repository(tmp_path, fault) as repo, repo.checkpointer("run") as ckpt:
+        family.go.clear()
+        failing = ckpt.save({"a": first}, step=1)
+        assert failing is not None
+        with pytest.raises(TimeoutError):
+            failing.exception(timeout=0.5)  # it has failed, but a copy into the arena is still to come
+        family.go.set()
+        assert isinstance(failing.exception(timeout=20), SaveFailed)
+        assert not family.captures[0]._thread.is_alive()
+        pending = ckpt.save({"a": second}, step=2)
+        assert pending is not None
+        assert pending.result().load() == {"a": second}
