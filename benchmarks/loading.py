@@ -24,6 +24,7 @@ from benchmarks.states import build, flat
 from ckptfmt.measure import states
 from ckptfmt.measure.raw_files import drop_cache, fill_cache
 
+WAYS = ("in place, cold", "in place, warm", "afresh, cold", "afresh, warm")
 InPlace = Callable[[Path, State], None]
 Afresh = Callable[[Path], State]
 
@@ -61,11 +62,12 @@ def measure_loads(job: Job) -> dict[str, Any]:
         return live
 
     for _ in range(job.count):
-        for cache in ("cold", "warm"):
-            states.clear(live)
-            timed(f"in place, {cache}", filled)
-            if afresh is not None:
-                timed(f"afresh, {cache}", lambda: afresh(job.folder))
+        for way in job.option("ways"):
+            if way.startswith("in place"):
+                states.clear(live)
+                timed(way, filled)
+            else:
+                timed(way, lambda: afresh(job.folder))
     return {"seconds": found, "cpu": cpu}
 
 
@@ -161,6 +163,19 @@ def _dcp_in_place(folder: Path, live: State) -> None:
     dcp.load(live, checkpoint_id=folder / "0", no_dist=True)
 
 
+def _dcp_afresh(folder: Path) -> State:
+    """Into tensors that are made by what its metadata says."""
+    reader = FileSystemReader(folder / "0")
+    about = reader.read_metadata().state_dict_metadata
+    made = {
+        name: torch.empty(one.size, dtype=one.properties.dtype)
+        for name, one in about.items()
+        if isinstance(one, TensorStorageMetadata)
+    }
+    dcp.load(made, storage_reader=reader, no_dist=True)
+    return made
+
+
 def _dcp_one(folder: Path, name: str) -> tuple[float, torch.Tensor]:
     reader = FileSystemReader(folder / "0")
     about = reader.read_metadata().state_dict_metadata[name]
@@ -176,11 +191,11 @@ def _copy_into(live: State, loaded: State) -> None:
         tensor.copy_(loaded[name])
 
 
-LOADERS: dict[str, tuple[InPlace, Afresh | None]] = {
+LOADERS: dict[str, tuple[InPlace, Afresh]] = {
     "ckptfmt": (_ckptfmt_in_place, _ckptfmt_afresh),
     "torch.save": (_torch_in_place, _torch_afresh),
     "safetensors": (_safetensors_in_place, _safetensors_afresh),
-    "DCP save": (_dcp_in_place, None),
+    "DCP save": (_dcp_in_place, _dcp_afresh),
 }
 ONE_TENSOR_READERS = {
     "ckptfmt": _ckptfmt_one,

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.contenders import SAVERS
 from benchmarks.job import Job, run_job
-from benchmarks.loading import LOADERS
+from benchmarks.loading import LOADERS, WAYS
 from benchmarks.samples import Samples
 from benchmarks.starts import measure_starts
 from ckptfmt.checkpointer import Checkpointer
@@ -24,10 +24,15 @@ from ckptfmt.repository import Repository
 LIMITS = "raw limits"
 IN_GOALS = ("ckptfmt", "safetensors", "DCP async", "DCP async, cached")
 """Compared in a goal, hence measured more often in each process."""
+FEW_ROUNDS = {"DCP async, process": 2}
+"""No goal is about it, and starting its process takes longest."""
 SMALL_SAVERS = ("ckptfmt", "safetensors", "torch.save", "DCP async, cached")
 BESIDE_TRAINING = ("ckptfmt", "DCP async", "DCP async, cached")
 MEMORY_WAYS = ("save", "staged", "partial", "restore", "restore, atomic=False")
-OPTIONAL_WAYS = {"staged": (Repository.checkpointer, "host_bytes_max"), "partial": (Checkpointer.save, "sync")}
+OPTIONAL_WAYS: dict[str, tuple[Callable[..., Any], str]] = {
+    "staged": (Repository.checkpointer, "host_bytes_max"),
+    "partial": (Checkpointer.save, "sync"),
+}
 """Measured where this ckptfmt has the parameter."""
 
 
@@ -65,6 +70,8 @@ class Plan:
         """Saves of every contender beside the limits of memory and disk."""
         contenders = [*SAVERS] if state == "train" else [*SMALL_SAVERS]
         for contender in self._turns(f"saves of {state}", [LIMITS, *contenders], self._scale.rounds):
+            if self.samples.count(f"saves {state}", contender) >= FEW_ROUNDS.get(contender, self._scale.rounds):
+                continue
             wanted = 1 + self._scale.pairs if contender in IN_GOALS else 2
             if contender == LIMITS:
                 sample = self._run("limits.measure_writing", LIMITS, state, count=self._scale.pairs)
@@ -84,7 +91,7 @@ class Plan:
                 if contender == LIMITS:
                     sample = self._run("limits.measure_reading", LIMITS, state, folder=kept / LIMITS, count=count)
                 else:
-                    about = (("digest", saved[contender]["digest"]),)
+                    about = (("digest", saved[contender]["digest"]), ("ways", _ways_of(contender, state)))
                     sample = self._run(
                         "loading.measure_loads", contender, state, folder=kept / contender, count=count, options=about
                     )
@@ -158,16 +165,25 @@ class Plan:
     ) -> dict[str, Any]:
         nbytes = self._scale.part if state == "part" else self._scale.nbytes
         kind = "train" if state == "part" else state
-        if folder is not None:
-            return run_job(Job(measurement, contender, kind, nbytes, self._scale.tensors, folder, count, options))
+        began = time.monotonic()
         with self._place() as made:
-            return run_job(Job(measurement, contender, kind, nbytes, self._scale.tensors, made, count, options))
+            job = Job(measurement, contender, kind, nbytes, self._scale.tensors, folder or made, count, options)
+            sample = run_job(job)
+        print(f"{'':9}{time.monotonic() - began:5.1f} s  {measurement} {contender}", file=sys.stderr, flush=True)
+        return sample
 
     @contextmanager
     def _place(self) -> Iterator[Path]:
         """A new folder that goes when it is left."""
         with tempfile.TemporaryDirectory(dir=self._folder) as made:
             yield Path(made)
+
+
+def _ways_of(contender: str, state: str) -> tuple[str, ...]:
+    """Ways to load: all where a goal compares them, else in place, and of the small state only cold."""
+    if contender in IN_GOALS:
+        return WAYS
+    return WAYS[:1] if state == "small" else WAYS[:2]
 
 
 def _offered(way: str) -> bool:

@@ -52,7 +52,7 @@ def _loads(samples: Samples, state: str) -> dict[str, tuple[str, Bars]]:
     bars: Bars = {f"raw {cache} read": read_limit(samples, group, cache) for cache in ("cold", "warm")}
     for name in samples.found[group]:
         if name != LIMITS:
-            for cache in ("cold", "warm"):
+            for cache in ("cold", "warm") if state == "train" else ("cold",):
                 bars[f"{name}, {cache}"] = samples.way(group, name, "seconds", f"in place, {cache}")
     return {f"load-{state}": (f"Load in place, {state} state", bars)}
 

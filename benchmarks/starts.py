@@ -25,7 +25,8 @@ def measure_starts(folder: Path, rounds: int, generations: int = GENERATIONS) ->
         "python": ["-c", "pass"],
         "import ckptfmt": ["-c", "import ckptfmt"],
         "ckptfmt --help": ["-m", "ckptfmt.cli.main", "--help"],
-        "ckptfmt ls": ["-m", "ckptfmt.cli.main", "ls", f"{repository}#bench", "--limit", "0"],
+        "ckptfmt ls": ["-m", "ckptfmt.cli.main", "ls", f"{repository}#bench"],
+        "ckptfmt ls --limit 0": ["-m", "ckptfmt.cli.main", "ls", f"{repository}#bench", "--limit", "0"],
         "import torch": ["-c", "import torch"],
     }
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from benchmarks.goals import Goal, copy_limit, read_limit, write_limit
+from benchmarks.loading import WAYS
 from benchmarks.meter import GIB
 from benchmarks.pairs import best_of
 from benchmarks.plan import LIMITS
 from benchmarks.samples import Samples
 
 Row = Sequence[str]
-LOADS = ("in place, cold", "in place, warm", "afresh, cold", "afresh, warm")
 
 
 def tables_of(samples: Samples) -> str:
@@ -72,13 +72,13 @@ def _loads(samples: Samples, group: str) -> Iterator[str]:
     copied = [one + other for one, other in zip(warm, copy_limit(samples, group), strict=True)]
     limit = f"{LIMITS} ({best_of(samples.ways(group, LIMITS, 'cold'))}; in place, warm: and a copy)"
     rows: list[Row] = [
-        ("", *LOADS, "CPU s/GiB, cold in place"),
+        ("", *WAYS, "CPU s/GiB, cold in place"),
         (limit, *map(spread, (cold, copied, cold, warm)), ""),
     ]
     for name in _contenders(samples, group):
         measured = samples.found[group][name][0]["seconds"]
-        cells = [spread(samples.way(group, name, "seconds", way)) if way in measured else "" for way in LOADS]
-        cpu = median(samples.way(group, name, "cpu", LOADS[0])) / nbytes * GIB
+        cells = [spread(samples.way(group, name, "seconds", way)) if way in measured else "" for way in WAYS]
+        cpu = median(samples.way(group, name, "cpu", WAYS[0])) / nbytes * GIB
         rows.append((name, *cells, f"{cpu:.2f}"))
     yield from _titled(f"Loads of {_state(group, nbytes)} (all compared here; only ckptfmt verifies by itself)", rows)
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 import xxhash
 
+from ckptfmt.engine.transfer import thread_count
+
 SEED: Final = 20250
 _BYTES_PER_PARAMETER: Final = 14
 """bfloat16 parameters, and float32 master copy, exp_avg and exp_avg_sq of AdamW."""
@@ -60,11 +62,13 @@ def state_bytes(state: Mapping[str, Any]) -> int:
 
 def state_digest(state: Mapping[str, Any]) -> str:
     """One digest of all tensors: names, element types, shapes and bytes, in the order of the names."""
-    whole = xxhash.xxh3_128()
-    for name, tensor in sorted(named_tensors(state)):
-        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        whole.update(flat_bytes(tensor))
-    return whole.hexdigest()
+
+    def digest(named: tuple[str, torch.Tensor]) -> bytes:
+        name, tensor = named
+        return f"{name} {tensor.dtype} {tuple(tensor.shape)} {xxhash.xxh3_128_hexdigest(flat_bytes(tensor))}\n".encode()
+
+    with ThreadPoolExecutor(thread_count()) as pool:
+        return xxhash.xxh3_128_hexdigest(b"".join(pool.map(digest, sorted(named_tensors(state)))))
 
 
 def flat_bytes(tensor: torch.Tensor) -> memoryview:
@@ -111,7 +115,8 @@ def _layer_numbers(width: int) -> int:
 
 
 def _fill(tensors: list[torch.Tensor]) -> None:
-    """Random numbers in [0, 1), each piece from a generator of its own so that threads share the work."""
+    """Random numbers in [0, 1): stretches of one pool, from another place each time. Threads share the work."""
+    pool_of_numbers = np.random.Generator(np.random.SFC64(SEED)).random(2 * _FILL_BYTES // 4, dtype=np.float32)
     pieces = [
         flat[start : start + _FILL_BYTES // 4]
         for tensor in tensors
@@ -121,8 +126,9 @@ def _fill(tensors: list[torch.Tensor]) -> None:
 
     def fill(numbered: tuple[int, np.ndarray[Any, np.dtype[np.float32]]]) -> None:
         number, piece = numbered
-        np.random.Generator(np.random.SFC64([SEED, number])).random(dtype=np.float32, out=piece)
+        start = number * 997 % (_FILL_BYTES // 4)
+        piece[:] = pool_of_numbers[start : start + len(piece)]
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(thread_count()) as pool:
         for _ in pool.map(fill, enumerate(pieces)):
             pass
