@@ -21,7 +21,7 @@ from ckptfmt.engine.save.context import LaunchContext, SaveOrder
 from ckptfmt.engine.save.launch import Lease
 from ckptfmt.engine.save.outcome import find_fenced
 from ckptfmt.engine.save.session import SaveSession
-from ckptfmt.engine.save.snapshot import Planner, plan_state, take_snapshot
+from ckptfmt.engine.save.snapshot import Planner, Snapshot, plan_state, take_snapshot
 from ckptfmt.engine.transfer import Background
 from ckptfmt.errors import (
     AccessDenied,
@@ -142,16 +142,25 @@ class Checkpointer:
         )
         pending = PendingSave(key=order.key, step=step, run=self._context.run.name, open_generation=self._open_row)
         snapshot = take_snapshot(state, metadata, families=self._families(), planner=self._planner, arena=self._arena)
-        pending.stall_seconds, pending.busy_seconds = snapshot.stall_seconds, busy
-        pending.advance("frozen")
+        pending.busy_seconds = busy
         session = SaveSession(self._context, order, snapshot, pending)
         thread = Background(session.run, name=f"ckptfmt-save-{self._context.run.name}-{n}")
         pending.add_done_callback(self._finished)
-        self._current = (pending, session, thread)
         self._policy.saved(preempted=self.preempted)
         self._lease.last_step = step if self._lease.last_step is None else max(step, self._lease.last_step)
-        thread.start()
+        self._begin(pending, session, thread, snapshot)
+        pending.stall_seconds = snapshot.freeze()
+        pending.advance("frozen")
         return pending
+
+    def _begin(self, pending: PendingSave, session: SaveSession, thread: Background, snapshot: Snapshot) -> None:
+        """Start writing what is final, while a device may still be copying the rest."""
+        try:
+            thread.start()
+        except BaseException:  # no thread, no save: the arena is ours again once the device has ended
+            snapshot.wait()
+            raise
+        self._current = (pending, session, thread)
 
     def _record_skip(self, n: int, step: int) -> None:
         launch = self._context.launch
@@ -188,7 +197,7 @@ class Checkpointer:
             row.run,
             row.id,
             row.step,
-            pending.stall_seconds * 1e3,
+            (row.stall_seconds or 0.0) * 1e3,
             human_bytes(row.nbytes or 0),
             pending.seconds or 0.0,
             lag,

@@ -95,7 +95,7 @@ class PendingSave:
     # -- the Listener of the save's thread --------------------------------------------------------
     def advance(self, stage: Stage) -> None:
         with self._condition:
-            if not self.done():
+            if not self.done() and ORDER.index(stage) > ORDER.index(self._stage):
                 self._stage = stage
                 self._condition.notify_all()
 

@@ -115,15 +115,28 @@ def repository(root: Path, *faults: Fault) -> Repository:
 def test_a_foreign_library_saves_loads_and_restores(tmp_path: Path, family: ArrayFamilyOfTheStandardLibrary) -> None:
     state = {"a": array.array("q", range(3_000_000)), "b": [array.array("q", [7])], "n": 1}
     with repository(tmp_path) as repo, repo.checkpointer("run") as ckpt:
-        family.go.clear()
         pending = ckpt.save(state, step=1)
         assert pending is not None
-        assert pending.stage != "committed"  # nothing is written before the copies are final
-        family.go.set()
         assert pending.result().load() == state
         into = {"a": array.array("q", [0] * 3_000_000), "b": [array.array("q", [0])], "n": 0}
         ckpt.restore(into)
     assert into == state
+
+
+def test_save_returns_only_when_a_late_device_has_copied(
+    tmp_path: Path, family: ArrayFamilyOfTheStandardLibrary
+) -> None:
+    """What is changed right after ``save`` must not reach storage, however far behind the device is."""
+    value = array.array("q", [1] * 100_000)
+    with repository(tmp_path) as repo, repo.checkpointer("run") as ckpt:
+        family.go.clear()
+        threading.Timer(0.4, family.go.set).start()
+        pending = ckpt.save({"a": value}, step=1)
+        value[:] = array.array("q", [2] * 100_000)
+        assert pending is not None
+        assert pending.stall_seconds > 0.3
+        assert pending.result().load() == {"a": array.array("q", [1] * 100_000)}
+        assert repo.generations()[0].stall_seconds == pytest.approx(pending.stall_seconds, rel=1e-6)
 
 
 def test_a_failed_save_gives_the_arena_back_only_when_the_copies_have_ended(
@@ -133,11 +146,9 @@ def test_a_failed_save_gives_the_arena_back_only_when_the_copies_have_ended(
     fault = Fault("open_writer", error=lambda: BackendError("the disk is broken"), times=1)
     with repository(tmp_path, fault) as repo, repo.checkpointer("run") as ckpt:
         family.go.clear()
+        threading.Timer(0.4, family.go.set).start()
         failing = ckpt.save({"a": first}, step=1)
         assert failing is not None
-        with pytest.raises(TimeoutError):
-            failing.exception(timeout=0.5)  # it has failed, but a copy into the arena is still to come
-        family.go.set()
         assert isinstance(failing.exception(timeout=20), SaveFailed)
         assert not family.captures[0]._thread.is_alive()
         pending = ckpt.save({"a": second}, step=2)

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from lifecycle_rig import Place, run_child, start_child, state_of, wait_for_line
+from lifecycle_rig import Place, assert_state, run_child, start_child, state_of, wait_for_line
 
 import ckptfmt
 from ckptfmt.errors import InvalidInput
@@ -299,3 +299,22 @@ def test_each_of_five_preemptions_is_resumed_at_the_newest(root: Path) -> None:
         assert all(row.state == State.COMMITTED for row in rows)
         parents = {row.key: row.parent_key for row in rows}
         assert [parents[row.key] for row in rows[:-1]] == [row.key for row in rows[1:]]
+
+
+def test_a_save_for_which_there_is_no_thread_raises_and_the_next_one_works(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = place.open()
+    with process.checkpointer() as checkpointer:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(RuntimeError, match="no more threads"):
+                checkpointer.save(state_of(1), step=1)
+        assert checkpointer.in_flight == ()
+        pending = checkpointer.save(state_of(2), step=2)
+        assert pending is not None
+        assert_state(pending.result().load(), 2)
+
+
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("no more threads")

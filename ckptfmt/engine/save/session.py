@@ -143,7 +143,7 @@ class SaveSession:
             part_name=name,
             part_digest=manifest_digest(stored),
             nbytes=snapshot.plan.tensor_bytes,
-            stall_seconds=snapshot.stall_seconds,
+            stall_seconds=snapshot.stall(),
             write_seconds=written.seconds,
             retries=written.retries,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,16 +42,22 @@ class _Pending:
 
 
 class Snapshot:
-    """Owns the arena until the save is over. Live values are referenced only until their copies are final."""
+    """Owns the arena until the save is over. Live values are referenced only until their copies are final.
 
-    def __init__(self, frozen: FrozenTree, metadata: tree.Node, plan: SavePlan, arena: Arena) -> None:
+    Copies from a device may still be under way when it is made: writing begins with what is final, but the caller may
+    change the state only after ``freeze`` has returned.
+    """
+
+    def __init__(self, frozen: FrozenTree, metadata: tree.Node, plan: SavePlan, arena: Arena, began: float) -> None:
         self.common = frozen.common
         self.per_rank = frozen.per_rank
         self.aliases = frozen.aliases
         self.names_and_specs = [(leaf.name, leaf.spec) for leaf in frozen.leaves]
         self.metadata = metadata
         self.plan = plan
-        self.stall_seconds = 0.0
+        self._began = began
+        self._stall_seconds = 0.0
+        self._frozen = threading.Event()
         self._arena = arena
         self._pending: list[_Pending] = []
 
@@ -67,11 +74,24 @@ class Snapshot:
                 if position is not None:
                     pending.capture.wait_for(position)
 
+    def freeze(self) -> float:
+        """Block until every copy is final; returns the stall in seconds. Raises what a device raised."""
+        try:
+            self.wait()
+        finally:
+            self._stall_seconds = time.perf_counter() - self._began
+            self._frozen.set()
+        return self._stall_seconds
+
+    def stall(self) -> float:
+        """For how long the save has blocked training, in seconds; waits for ``freeze``."""
+        self._frozen.wait()
+        return self._stall_seconds
+
     def wait(self) -> None:
         """Block until every copy is final, and let go of the sources."""
         for pending in self._pending:
             pending.capture.wait()
-        self._pending = []
 
     def take(self, leaves: Sequence[FrozenLeaf]) -> None:
         """Copy every leaf's bytes to its place in the arena."""
@@ -95,12 +115,17 @@ class Snapshot:
                 pairs.append((leaf.value, image[offset : offset + nbytes]))
         # Device copies are enqueued first: they proceed while the host copies its own.
         self._pending = [_Pending(family.capture(pairs), position) for family, pairs, position in others.values()]
-        copy_memory(moves)
+        try:
+            copy_memory(moves)
+        except BaseException:
+            self.wait()  # nobody else may get the arena while a device still writes to it
+            raise
         self._arena.mark_touched()
 
 
 def take_snapshot(state: Any, metadata: Any, *, families: Families, planner: Planner, arena: Arena) -> Snapshot:
-    """Freeze ``state`` and ``metadata``. On return nothing that the caller changes can reach the snapshot.
+    """Begin the snapshot of ``state`` and ``metadata``. On return plain values and host memory are frozen;
+    ``Snapshot.freeze`` waits for what devices are still copying.
 
     Raises ``UnsupportedValue`` (path and type), or ``OutOfSpace`` when host memory cannot hold the snapshot.
     """
@@ -110,9 +135,8 @@ def take_snapshot(state: Any, metadata: Any, *, families: Families, planner: Pla
         frozen_metadata = freeze_metadata(metadata)
         plan = planner.plan(frozen.leaves)
         arena.reserve(plan.arena_bytes)
-        snapshot = Snapshot(frozen, frozen_metadata, plan, arena)
+        snapshot = Snapshot(frozen, frozen_metadata, plan, arena, began)
         snapshot.take(frozen.leaves)
-    snapshot.stall_seconds = time.perf_counter() - began
     return snapshot
 
 
