@@ -181,8 +181,9 @@ def _memory(samples: Samples) -> Iterator[Goal]:
 
 
 def _starts(samples: Samples) -> Iterator[Goal]:
-    seconds = {name: found[0]["seconds"] for name, found in samples.found["starts"].items()}
-    own = [(whole - nothing) * 1e3 for whole, nothing in zip(seconds["import ckptfmt"], seconds["python"], strict=True)]
+    nothing, ours = (samples.field("starts", name, "seconds") for name in ("python", "import ckptfmt"))
+    own = [(one - other) * 1e3 for one, other in zip(ours, nothing, strict=True)]
     yield Goal(6, "import ckptfmt, without Python's own start", "ms", 30.0, interval(own))
     for name, limit in (("ckptfmt --help", 250.0), ("ckptfmt ls", 400.0)):
-        yield Goal(6, f"{name}, from process start", "ms", limit, interval([one * 1e3 for one in seconds[name]]))
+        found = [one * 1e3 for one in samples.field("starts", name, "seconds")]
+        yield Goal(6, f"{name}, from process start", "ms", limit, interval(found))

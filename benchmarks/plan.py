@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shutil
 import sys
 import tempfile
 import time
@@ -17,15 +16,16 @@ from benchmarks.contenders import SAVERS
 from benchmarks.job import Job, run_job
 from benchmarks.loading import LOADERS, WAYS
 from benchmarks.samples import Samples
-from benchmarks.starts import measure_starts
+from benchmarks.starts import fill_catalog, measure_starts
 from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.repository import Repository
 
 LIMITS = "raw limits"
 IN_GOALS = ("ckptfmt", "safetensors", "DCP async", "DCP async, cached")
 """Compared in a goal, hence measured more often in each process."""
-FEW_ROUNDS = {"DCP async, process": 2}
-"""No goal is about it, and starting its process takes longest."""
+IN_FEW_ROUNDS = ("torch.save", "DCP save", "DCP async, process")
+FEW_ROUNDS = 3
+"""Rounds of those that no goal is about; the time is spent on the others."""
 SMALL_SAVERS = ("ckptfmt", "safetensors", "torch.save", "DCP async, cached")
 BESIDE_TRAINING = ("ckptfmt", "DCP async", "DCP async, cached")
 MEMORY_WAYS = ("save", "staged", "partial", "restore", "restore, atomic=False")
@@ -45,114 +45,137 @@ class Scale:
     part: int
     rounds: int
     pairs: int
-    """Later saves, or loads, in each process of a contender that a goal compares."""
+    """Figures that each round gives of what a goal compares: later saves, loads, or processes."""
     generations: int
-    starts: int
-    """Processes of each kind where one process gives one figure."""
     quiet_steps: int
     """Of training before each save that is watched from beside it."""
 
 
-FULL = Scale(1_700_000_000, 20_000, 420_000_000, rounds=5, pairs=2, generations=10_000, starts=9, quiet_steps=40)
-QUICK = Scale(4_000_000, 60, 2_000_000, rounds=1, pairs=1, generations=50, starts=1, quiet_steps=5)
+FULL = Scale(1_700_000_000, 20_000, 420_000_000, rounds=5, pairs=2, generations=10_000, quiet_steps=40)
+QUICK = Scale(4_000_000, 60, 2_000_000, rounds=1, pairs=1, generations=50, quiet_steps=5)
 
 
 class Plan:
-    """Runs groups of measurements in one folder and gathers their samples."""
+    """Runs rounds of groups of measurements in one folder and gathers their samples."""
 
     def __init__(self, scale: Scale, folder: Path) -> None:
         self.samples = Samples()
         self._scale = scale
         self._folder = folder
-        self._began = time.monotonic()
+        self._saved: dict[str, dict[str, Any]] = {}
+        self._groups: dict[str, Callable[[int], None]] = {
+            "saves train": lambda turn: self._saves("train", turn),
+            "saves small": lambda turn: self._saves("small", turn),
+            "loads train": lambda turn: self._loads("train", turn),
+            "loads small": lambda turn: self._loads("small", turn),
+            "first": self._first,
+            "modes": self._modes,
+            "interference": self._interference,
+            "memory": self._memory,
+            "starts": self._starts,
+        }
 
-    def saves(self, state: str) -> None:
+    def run(self, groups: Sequence[str], *, seconds: float) -> int:
+        """Rounds of all ``groups``, as many as the scale has and fit into ``seconds``; returns how many there were."""
+        began = time.monotonic()
+        took: list[float] = []
+        for turn in range(self._scale.rounds):
+            elapsed = time.monotonic() - began
+            if took and elapsed + max(took) > seconds:
+                _tell(f"{elapsed:.0f} s: another round of about {max(took):.0f} s would take longer than allowed")
+                break
+            for group in groups:
+                _tell(f"{time.monotonic() - began:.0f} s: round {turn + 1} of {self._scale.rounds}, {group}")
+                self._groups[group](turn)
+            took.append(time.monotonic() - began - elapsed)
+        return len(took)
+
+    # -- groups ---------------------------------------------------------------------------------------
+    def _saves(self, state: str, turn: int) -> None:
         """Saves of every contender beside the limits of memory and disk."""
         contenders = [*SAVERS] if state == "train" else [*SMALL_SAVERS]
-        for contender in self._turns(f"saves of {state}", [LIMITS, *contenders], self._scale.rounds):
-            if self.samples.count(f"saves {state}", contender) >= FEW_ROUNDS.get(contender, self._scale.rounds):
+        for contender in _in_turn([LIMITS, *contenders], turn):
+            if contender in IN_FEW_ROUNDS and turn >= FEW_ROUNDS:
                 continue
-            wanted = 1 + self._scale.pairs if contender in IN_GOALS else 2
             if contender == LIMITS:
                 sample = self._run("limits.measure_writing", LIMITS, state, count=self._scale.pairs)
             else:
-                sample = self._run("saving.measure_saves", contender, state, count=wanted)
+                count = 1 + (self._scale.pairs if contender in IN_GOALS else 1)
+                sample = self._run("saving.measure_saves", contender, state, count=count)
             self.samples.add(f"saves {state}", contender, sample)
 
-    def loads(self, state: str) -> None:
+    def _loads(self, state: str, turn: int) -> None:
         """Loads of what each contender saved, beside raw reads; and of one tensor of the small state."""
-        with self._place() as kept:
+        kept = self._folder / f"kept-{state}"
+        if turn == 0:
+            kept.mkdir()
             self._run("limits.prepare_file", LIMITS, state, folder=_made(kept / LIMITS))
-            saved = {
+            self._saved[state] = {
                 name: self._run("loading.prepare_saved", name, state, folder=_made(kept / name)) for name in LOADERS
             }
-            for contender in self._turns(f"loads of {state}", [LIMITS, *LOADERS], self._scale.rounds):
-                count = self._scale.pairs if contender in (LIMITS, *IN_GOALS) else 1
-                if contender == LIMITS:
-                    sample = self._run("limits.measure_reading", LIMITS, state, folder=kept / LIMITS, count=count)
-                else:
-                    about = (("digest", saved[contender]["digest"]), ("ways", _ways_of(contender, state)))
-                    sample = self._run(
-                        "loading.measure_loads", contender, state, folder=kept / contender, count=count, options=about
-                    )
-                self.samples.add(f"loads {state}", contender, sample | {"nbytes": saved["ckptfmt"]["nbytes"]})
-            if state == "small":
-                self._one_tensor(kept, saved)
+        saved = self._saved[state]
+        for contender in _in_turn([LIMITS, *LOADERS], turn):
+            if contender in IN_FEW_ROUNDS and turn >= FEW_ROUNDS:
+                continue
+            count = self._scale.pairs if contender in (LIMITS, *IN_GOALS) else 1
+            if contender == LIMITS:
+                sample = self._run("limits.measure_reading", LIMITS, state, folder=kept / LIMITS, count=count)
+            else:
+                about = (("digest", saved[contender]["digest"]), ("ways", _ways_of(contender, state)))
+                sample = self._run(
+                    "loading.measure_loads", contender, state, folder=kept / contender, count=count, options=about
+                )
+            self.samples.add(f"loads {state}", contender, sample | {"nbytes": saved["ckptfmt"]["nbytes"]})
+        if state == "small":
+            self._one_tensor(kept, saved, turn)
 
-    def _one_tensor(self, kept: Path, saved: dict[str, Any]) -> None:
-        for contender in self._turns("one tensor", [*LOADERS], self._scale.starts):
+    def _one_tensor(self, kept: Path, saved: dict[str, Any], turn: int) -> None:
+        for contender in _in_turn([*LOADERS], turn) * self._scale.pairs:
             about = tuple(saved[contender]["one"].items())
-            sample = self._run("loading.measure_one_tensor", contender, "small", folder=kept / contender, options=about)
+            folder = kept / contender
+            sample = self._run("loading.measure_one_tensor", contender, "small", folder=folder, options=about)
             self.samples.add("one tensor", contender, sample)
 
-    def modes(self) -> None:
-        """ckptfmt alone, by a part of the train state: first saves, back to back, beside busy processes."""
-        scale = self._scale
-        with self._place() as kept:
-            self._run("loading.prepare_saved", "ckptfmt", "part", folder=_made(kept / "ckptfmt"))
-            for after in self._turns("first saves", ["prepare", "restore"], scale.starts):
-                with self._place() as folder:
-                    shutil.copytree(kept / "ckptfmt", folder, dirs_exist_ok=True)
-                    sample = self._run(
-                        "saving.measure_first", "ckptfmt", "part", folder=folder, options=(("after", after),)
-                    )
-                self.samples.add("first", after, sample)
-        rounds = -(-scale.starts // 3)
-        for way in self._turns("saves beside busy processes", ["saves", "beside_busy", "back_to_back"], rounds):
-            sample = self._run(f"saving.measure_{way}", "ckptfmt", "part", count=4)
+    def _first(self, turn: int) -> None:
+        """The first save of a process after ``prepare`` and after ``restore``."""
+        for after in _in_turn(["prepare", "restore"], turn) * self._scale.pairs:
+            with self._place() as folder:
+                if after == "restore":
+                    self._run("loading.prepare_saved", "ckptfmt", "part", folder=folder)
+                sample = self._run(
+                    "saving.measure_first", "ckptfmt", "part", folder=folder, options=(("after", after),)
+                )
+            self.samples.add("first", after, sample)
+
+    def _modes(self, turn: int) -> None:
+        """Saves of ckptfmt that are waited for, beside busy processes, and back to back."""
+        for way in _in_turn(["saves", "beside_busy", "back_to_back"], turn):
+            sample = self._run(f"saving.measure_{way}", "ckptfmt", "part", count=1 + self._scale.pairs)
             self.samples.add("modes", way, sample)
 
-    def interference(self) -> None:
-        for contender in self._turns("saves beside training", BESIDE_TRAINING, self._scale.rounds):
-            steps = (("quiet_steps", self._scale.quiet_steps),)
-            sample = self._run(
-                "interference.measure_interference", contender, "part", count=1 + self._scale.pairs, options=steps
-            )
+    def _interference(self, turn: int) -> None:
+        steps = (("quiet_steps", self._scale.quiet_steps),)
+        for contender in _in_turn(BESIDE_TRAINING, turn):
+            count = 1 + self._scale.pairs
+            sample = self._run("interference.measure_interference", contender, "part", count=count, options=steps)
             self.samples.add("interference", contender, sample)
 
-    def memory(self) -> None:
-        rounds = -(-self._scale.starts // 3)
-        for way in self._turns("memory", [way for way in MEMORY_WAYS if _offered(way)], rounds):
+    def _memory(self, turn: int) -> None:
+        for way in _in_turn([way for way in MEMORY_WAYS if _offered(way)], turn):
             with self._place() as folder:
                 if way.startswith("restore"):
                     self._run("loading.prepare_saved", "ckptfmt", "part", folder=folder)
                 sample = self._run("memory.measure_memory", "ckptfmt", "part", folder=folder, options=(("way", way),))
             self.samples.add("memory", way, sample)
 
-    def starts(self) -> None:
-        with self._place() as folder:
-            found = measure_starts(folder, self._scale.starts, self._scale.generations)
-        for name, seconds in found.items():
+    def _starts(self, turn: int) -> None:
+        repository = self._folder / "listed"
+        if turn == 0:
+            fill_catalog(repository, self._scale.generations)
+        for name, seconds in measure_starts(repository, self._scale.pairs).items():
             self.samples.add("starts", name, {"seconds": seconds})
 
     # -- one measurement ------------------------------------------------------------------------------
-    def _turns(self, what: str, names: Sequence[str], rounds: int) -> Iterator[str]:
-        for turn in range(rounds):
-            elapsed = time.monotonic() - self._began
-            print(f"{elapsed:5.0f} s  {what}, round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
-            start = turn % len(names)
-            yield from [*names[start:], *names[:start]]
-
     def _run(
         self,
         measurement: str,
@@ -169,7 +192,7 @@ class Plan:
         with self._place() as made:
             job = Job(measurement, contender, kind, nbytes, self._scale.tensors, folder or made, count, options)
             sample = run_job(job)
-        print(f"{'':9}{time.monotonic() - began:5.1f} s  {measurement} {contender}", file=sys.stderr, flush=True)
+        _tell(f"  {time.monotonic() - began:5.1f} s  {measurement} {contender}")
         return sample
 
     @contextmanager
@@ -177,6 +200,16 @@ class Plan:
         """A new folder that goes when it is left."""
         with tempfile.TemporaryDirectory(dir=self._folder) as made:
             yield Path(made)
+
+
+def _in_turn(names: Sequence[str], turn: int) -> list[str]:
+    """All of them, beginning with another one in each round."""
+    start = turn % len(names)
+    return [*names[start:], *names[:start]]
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _ways_of(contender: str, state: str) -> tuple[str, ...]:
@@ -192,7 +225,7 @@ def _offered(way: str) -> bool:
     method, parameter = OPTIONAL_WAYS[way]
     if parameter in inspect.signature(method).parameters:
         return True
-    print(f"        not measured: {way}, since this ckptfmt has no {parameter}", file=sys.stderr, flush=True)
+    _tell(f"  not measured: {way}, since this ckptfmt has no {parameter}")
     return False
 
 

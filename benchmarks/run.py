@@ -1,6 +1,6 @@
 """``make bench``: ckptfmt beside what people use, and beside what memory and disk allow.
 
-    python -m benchmarks.run [--folder DIR] [--only GROUP ...] [--rounds N] [--quick]
+    python -m benchmarks.run [--folder DIR] [--only GROUP ...] [--rounds N] [--minutes M] [--quick]
 
 Every measurement is a fresh process and contenders take turns, so that a slow minute of the machine meets all of
 them. Figures of one machine do not travel to another; ratios do. A ratio is taken for each pair of the same round and
@@ -33,6 +33,7 @@ GROUPS = (
     "saves small",
     "loads train",
     "loads small",
+    "first",
     "modes",
     "interference",
     "memory",
@@ -45,17 +46,15 @@ def main() -> None:
     arguments = _parser().parse_args()
     scale = QUICK if arguments.quick else FULL
     if arguments.rounds is not None:
-        scale = dataclasses.replace(scale, rounds=arguments.rounds, starts=arguments.rounds * scale.pairs)
+        scale = dataclasses.replace(scale, rounds=arguments.rounds)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     machine = describe_machine()
     print(_told(machine), file=sys.stderr)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         plan = Plan(scale, Path(folder))
-        for group in arguments.only or GROUPS:
-            name, *state = group.split()
-            getattr(plan, name)(*state)
-    report(plan, scale, machine | {"seconds": time.monotonic() - began}, arguments.folder)
+        rounds = plan.run(arguments.only or GROUPS, seconds=arguments.minutes * 60)
+    report(plan, scale, machine | {"seconds": time.monotonic() - began, "rounds": rounds}, arguments.folder)
 
 
 def report(plan: Plan, scale: Scale, machine: dict[str, Any], folder: Path) -> None:
@@ -97,7 +96,7 @@ def describe_machine() -> dict[str, Any]:
 
 def _told(machine: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    took = f"; {machine['seconds']:.0f} s in all" if "seconds" in machine else ""
+    took = f"; {machine['rounds']} rounds in {machine['seconds']:.0f} s" if "seconds" in machine else ""
     return (
         f"{machine['cpus']} CPUs, load {machine['load']:.1f} at the start, Linux {machine['kernel']}, "
         f"Python {machine['python']}, {packages}{took}"
@@ -110,7 +109,10 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", type=Path, default=Path("bench-results"), help="where to write (default: %(default)s)"
     )
     parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
-    parser.add_argument("--rounds", type=int, help=f"default: {FULL.rounds}")
+    parser.add_argument("--rounds", type=int, help=f"at most so many (default: {FULL.rounds})")
+    parser.add_argument(
+        "--minutes", type=float, default=14.0, help="begin no round that would take longer (default: %(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny states, one round: does it run, nothing more")
     return parser
 

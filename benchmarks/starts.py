@@ -10,17 +10,14 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-GENERATIONS = 10_000
 _COLUMNS = (
     "repository_id, run_id, launch_id, save_number, key, step, state, fence, world_size, epoch, created_at,"
     " manifest_name, manifest_digest, manifest_bytes, nbytes"
 )
 
 
-def measure_starts(folder: Path, rounds: int, generations: int = GENERATIONS) -> dict[str, list[float]]:
-    """Seconds of whole processes, ``rounds`` of each in turns, after one of each that fills the caches."""
-    repository = folder / "listed"
-    fill_catalog(repository, generations)
+def measure_starts(repository: Path, count: int) -> dict[str, list[float]]:
+    """Seconds of whole processes, ``count`` of each in turns, after one of each that fills the caches."""
     programs = {
         "python": ["-c", "pass"],
         "import ckptfmt": ["-c", "import ckptfmt"],
@@ -31,10 +28,8 @@ def measure_starts(folder: Path, rounds: int, generations: int = GENERATIONS) ->
     }
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     found: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(rounds + 1):
+    for turn in range(count + 1):
         for name, words in programs.items():
-            if name == "import torch" and turn > 2:
-                continue
             began = time.perf_counter()
             subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, env=environment)
             if turn:

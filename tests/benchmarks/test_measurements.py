@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import ckptfmt
 from benchmarks.contenders import SAVERS
 from benchmarks.job import Job, run_job
 from benchmarks.loading import LOADERS, ONE_TENSOR_READERS, WAYS, measure_loads, measure_one_tensor, prepare_saved
+from benchmarks.plan import QUICK, Plan
 from benchmarks.starts import fill_catalog
 from benchmarks.states import build
 from ckptfmt.errors import BackendError
@@ -46,6 +48,26 @@ def test_a_quick_run_prints_limits_beside_figures_and_leaves_only_results(tmp_pa
         "DCP async, cached"
     }
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_no_round_begins_that_would_take_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = dataclasses.replace(QUICK, rounds=5)
+    clock = [0.0]
+    monkeypatch.setattr("benchmarks.plan.time.monotonic", lambda: clock[0])
+
+    def rounds(seconds: float) -> int:
+        plan = Plan(scale, tmp_path)
+        clock[0] = 0.0
+
+        def group(turn: int) -> None:
+            clock[0] += 100.0
+
+        plan._groups["starts"] = group
+        return plan.run(["starts"], seconds=seconds)
+
+    assert rounds(1e6) == 5
+    assert rounds(350.0) == 3
+    assert rounds(10.0) == 1  # the first one always runs
 
 
 def test_the_catalog_that_is_listed_has_as_many_generations(tmp_path: Path) -> None:
