@@ -81,9 +81,11 @@ def _stall(samples: Samples) -> Iterator[Goal]:
 
 
 def _stall_small(samples: Samples) -> Iterator[Goal]:
-    group = "saves small"
-    ours = samples.later(group, "ckptfmt", "stall")
-    yield _ratio(1, "small: stall / DCP async, cached", ours, samples.later(group, "DCP async, cached", "stall"), 0.2)
+    ours, theirs = (
+        samples.of("saves small", name, lambda one: [one["saves"][1]["stall"]])
+        for name in ("ckptfmt", "DCP async, cached")
+    )
+    yield _ratio(1, "small: stall / DCP async, cached", ours, theirs, 0.2)
 
 
 def _beside_busy(samples: Samples) -> Iterator[Goal]:

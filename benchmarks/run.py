@@ -96,7 +96,12 @@ def describe_machine() -> dict[str, Any]:
 
 def _told(machine: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    took = f"; {machine['rounds']} rounds in {machine['seconds']:.0f} s" if "seconds" in machine else ""
+    rounds = machine.get("rounds")
+    took = (
+        ""
+        if rounds is None
+        else f"; {min(rounds.values())} to {max(rounds.values())} rounds in {machine['seconds']:.0f} s"
+    )
     return (
         f"{machine['cpus']} CPUs, load {machine['load']:.1f} at the start, Linux {machine['kernel']}, "
         f"Python {machine['python']}, {packages}{took}"
@@ -111,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
     parser.add_argument("--rounds", type=int, help=f"at most so many (default: {FULL.rounds})")
     parser.add_argument(
-        "--minutes", type=float, default=14.0, help="begin no round that would take longer (default: %(default)s)"
+        "--minutes", type=float, default=13.0, help="begin nothing that would take longer (default: %(default)s)"
     )
     parser.add_argument("--quick", action="store_true", help="tiny states, one round: does it run, nothing more")
     return parser

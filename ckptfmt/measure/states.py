@@ -18,6 +18,8 @@ _BYTES_PER_PARAMETER: Final = 14
 _LAYERS_MIN: Final = 8
 _WIDTHS: Final = (4096, 2048, 1024, 512, 256, 128, 64)
 _FILL_BYTES: Final = 32 << 20
+_DIGEST_BATCH: Final = 16
+_MANY: Final = 2000
 _SMALL_MIN, _SMALL_MAX = 4 << 10, 64 << 10
 
 
@@ -63,12 +65,19 @@ def state_bytes(state: Mapping[str, Any]) -> int:
 def state_digest(state: Mapping[str, Any]) -> str:
     """One digest of all tensors: names, element types, shapes and bytes, in the order of the names."""
 
-    def digest(named: tuple[str, torch.Tensor]) -> bytes:
-        name, tensor = named
-        return f"{name} {tensor.dtype} {tuple(tensor.shape)} {xxhash.xxh3_128_hexdigest(flat_bytes(tensor))}\n".encode()
+    def digest(batch: list[tuple[str, torch.Tensor]]) -> bytes:
+        lines = [
+            f"{name} {tensor.dtype} {tuple(tensor.shape)} {xxhash.xxh3_128_hexdigest(flat_bytes(tensor))}\n"
+            for name, tensor in batch
+        ]
+        return "".join(lines).encode()
 
-    with ThreadPoolExecutor(thread_count()) as pool:
-        return xxhash.xxh3_128_hexdigest(b"".join(pool.map(digest, sorted(named_tensors(state)))))
+    named = sorted(named_tensors(state))
+    many = len(named) > _MANY  # of small ones, on which threads would only take turns
+    size = len(named) if many else _DIGEST_BATCH
+    batches = [named[start : start + size] for start in range(0, len(named), size)]
+    with ThreadPoolExecutor(1 if many else thread_count()) as pool:
+        return xxhash.xxh3_128_hexdigest(b"".join(pool.map(digest, batches)))
 
 
 def flat_bytes(tensor: torch.Tensor) -> memoryview:
