@@ -62,13 +62,11 @@ def address_of(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes else 0
 
 
-def populate(view: memoryview, *, stop: Callable[[], bool] = lambda: False) -> None:
+def populate(view: memoryview) -> None:
     """Touch every page of ``view``, in slices and without holding the interpreter lock."""
     base = address_of(view)
 
     def touch(start: int) -> None:
-        if stop():
-            return
         length = min(_POPULATE_SLICE, view.nbytes - start)
         failed = _libc.madvise(ctypes.c_void_p(base + start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE)
         if failed:  # older kernels: write to the pages, once each
@@ -116,10 +114,10 @@ class Arena:
                 log.warning("device copies will be slower: %s", error)
         return True
 
-    def populate(self, stop: Callable[[], bool] = lambda: False) -> None:
+    def populate(self) -> None:
         """Touch the whole region, off the training path."""
         if self._touched < self._view.nbytes:
-            populate(self._view[self._touched :], stop=stop)
+            populate(self._view[self._touched :])
             self._touched = self._view.nbytes
 
     def view(self, offset: int, nbytes: int) -> memoryview:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ckptfmt.engine import verdicts
 from ckptfmt.engine.site import Site
-from ckptfmt.errors import BackendError, CatalogError, Conflict, Corrupt, NotFound, SaveFailed
+from ckptfmt.errors import BackendError, CatalogError, CkptError, Conflict, Corrupt, NotFound, SaveFailed
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.manifest import Manifest, encode_manifest, manifest_digest
 from ckptfmt.format.merge import merge_parts
@@ -54,24 +54,31 @@ def read_parts(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -
 
 
 def check_packs(site: Site, folder: str, manifest: Manifest) -> None:
-    """Every pack that the manifest names is there with its length. Lists every one that is not."""
+    """Every pack that the manifest names is there with its length. The error names every one that is not."""
+    faults: dict[str, CkptError] = {}
     for pack in manifest.packs:
         place = folder if pack.generation is None else f"{folder.rpartition('/')[0]}/{pack.generation}"
         key = f"{place}/{pack.name}" if place else pack.name
-        try:
-            found = site.backend.head(key).nbytes
-        except NotFound as error:
-            raise NotFound(
-                f"{site.backend.url}: pack {key} of generation {manifest.id} (run {manifest.run!r}) is not there; "
-                "restore an older generation with at=..., or put the object back from a copy",
-                kind="object_missing",
-            ) from error
-        if found != pack.nbytes:
-            raise Corrupt(
-                f"{site.backend.url}: pack {key} of generation {manifest.id} has {found} bytes, recorded are "
-                f"{pack.nbytes}; restore an older generation with at=..., or put the object back from a copy",
-                object=key,
-            )
+        fault = _pack_fault(site, key, pack.nbytes, manifest)
+        if fault is not None:
+            faults[key] = fault
+    if faults:
+        (_, first), *others = faults.items()
+        if others:
+            first.message += f"; also damaged or gone: {', '.join(key for key, _ in others)}"
+        raise first
+
+
+def _pack_fault(site: Site, key: str, nbytes: int, manifest: Manifest) -> CkptError | None:
+    name = f"{site.backend.url}: pack {key} of generation {manifest.id} (run {manifest.run!r})"
+    advice = "restore an older generation with at=..., or put the object back from a copy"
+    try:
+        found = site.backend.head(key).nbytes
+    except NotFound:
+        return NotFound(f"{name} is not there; {advice}", kind="object_missing")
+    if found == nbytes:
+        return None
+    return Corrupt(f"{name} has {found} bytes, recorded are {nbytes}; {advice}", object=key)
 
 
 def merged_manifest(site: Site, row: GenerationRecord, *, parent: str | None) -> Manifest:

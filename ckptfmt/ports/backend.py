@@ -8,7 +8,6 @@ messages name the object's full URL or path and, for reads and writes, the offse
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -124,6 +123,3 @@ class Backend(Protocol):
         """
 
     def close(self) -> None: ...
-
-
-BackendWrapper = Callable[[Backend], Backend]

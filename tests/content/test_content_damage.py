@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from content_fixtures import (
@@ -29,6 +30,7 @@ from content_fixtures import (
 
 import ckptfmt
 from ckptfmt import connect
+from ckptfmt.engine.protocol import check_packs
 from ckptfmt.errors import BackendError, Conflict, FormatError, InvalidInput
 from ckptfmt.repository import Repository
 from ckptfmt.testing.faults import Fault, FaultyBackend
@@ -349,3 +351,13 @@ def test_fr106_the_classes_of_answers_are_disjoint() -> None:
     roots = (FormatError, ckptfmt.NotFound, BackendError, InvalidInput, Conflict)
     for kind in leaves:
         assert sum(issubclass(kind, root) for root in roots) == 1
+
+
+def test_every_pack_that_is_gone_or_short_is_named(tmp_path: Path) -> None:
+    """One look tells the whole extent of a loss, not only the first object."""
+    ckptfmt.save({"a": np.arange(4000.0), "b": np.arange(10)}, tmp_path)
+    opened = ckptfmt.open(tmp_path, mode="r").latest()._opened
+    (row,) = opened.manifest.packs
+    opened.manifest.packs += [msgspec.structs.replace(row, name=name) for name in ("gone-1.st", "gone-2.st")]
+    with pytest.raises(ckptfmt.NotFound, match=r"gone-1\.st of generation 1 .*also damaged or gone: \S*/gone-2\.st$"):
+        check_packs(opened.site, opened.folder, opened.manifest)
