@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from math import prod
 
 import msgspec
@@ -44,53 +45,79 @@ class TensorEntry(msgspec.Struct, frozen=True, gc=False):
 class Index:
     """The tensors of one manifest by every name they were saved under.
 
-    Iterating yields the stored names in order, aliases left out. Entries are made when asked for.
+    Iterating yields the stored names in order, aliases left out. Entries are made when asked for. Who works on
+    thousands of tensors takes ``row`` and the columns: those of the manifest's tables, by row, and ``first_box``
+    and ``box_bytes`` here.
     """
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self._entries: dict[int, TensorEntry] = {}
-        self._rows: dict[str, list[int]] = {}
-        for i, name in enumerate(manifest.tensors.name):
-            self._rows.setdefault(name, []).append(i)
+        names = manifest.tensors.name
+        self._last: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
+        self._several: dict[str, list[int]] = {}  # rows of names that stand more than once, for each rank its own
+        if len(self._last) != len(names):
+            for i, name in enumerate(names):
+                if self._last[name] != i or name in self._several:
+                    self._several.setdefault(name, []).append(i)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._last)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
+        return iter(self._last)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rows or name in self.manifest.aliases
+        return name in self._last or name in self.manifest.aliases
 
     def canonical(self, name: str) -> str:
         """Return the name under which ``name`` is stored: itself, unless an alias. ``NotFound`` with near names."""
-        stored = self.manifest.aliases.get(name, name)
-        if stored not in self._rows:
-            near = difflib.get_close_matches(name, [*self._rows, *self.manifest.aliases], n=5, cutoff=0.5)
-            hint = f"; near names: {', '.join(map(repr, near))}" if near else f"; it has {len(self._rows)} tensors"
+        if name in self._last:
+            return name
+        stored = self.manifest.aliases.get(name)
+        if stored is None or stored not in self._last:
+            near = difflib.get_close_matches(name, [*self._last, *self.manifest.aliases], n=5, cutoff=0.5)
+            hint = f"; near names: {', '.join(map(repr, near))}" if near else f"; it has {len(self._last)} tensors"
             raise NotFound(f"generation {self.manifest.key} has no tensor {name!r}{hint}")
         return stored
+
+    def row(self, name: str, rank: int | None = None) -> int:
+        """Return the row, in the manifest's table, of the tensor called ``name``; for a per-rank one, that of
+        ``rank`` (None: of the only one).
+
+        ``NotFound`` if there is no such tensor, or not for this rank.
+        """
+        row = self._last.get(name)
+        if row is None:
+            row = self._last[self.canonical(name)]
+        if rank is None and not self._several:
+            return row
+        owner = self.manifest.tensors.rank
+        if owner[row] == -1 or (rank is None and self._rows(row) == [row]):
+            return row
+        rows = self._rows(row)
+        ranks = [owner[i] for i in rows]
+        if rank not in ranks:
+            raise NotFound(
+                f"tensor {name!r} of generation {self.manifest.key} is kept for each of the ranks {ranks[:8]}, not for "
+                f"{rank}: name one of them"
+            )
+        return rows[ranks.index(rank)]
+
+    def _rows(self, row: int) -> list[int]:
+        """All rows of the name that stands in ``row``."""
+        return self._several.get(self.manifest.tensors.name[row]) or [row]
 
     def find(self, name: str, rank: int | None = None) -> TensorEntry:
         """Return the tensor called ``name``; for a per-rank one, that of ``rank`` (None: of the only one).
 
         ``NotFound`` if there is no such tensor, or not for this rank.
         """
-        rows = self._rows.get(name) or self._rows[self.canonical(name)]
-        if len(rows) == 1 and (rank is None or self.manifest.tensors.rank[rows[0]] == -1):
-            return self.entry(rows[0])
-        ranks = [self.manifest.tensors.rank[i] for i in rows]
-        if rank not in ranks:
-            raise NotFound(
-                f"tensor {name!r} of generation {self.manifest.key} is kept for each of the ranks {ranks[:8]}, not for "
-                f"{rank}: name one of them"
-            )
-        return self.entry(rows[ranks.index(rank)])
+        return self.entry(self.row(name, rank))
 
     def entries(self, name: str) -> list[TensorEntry]:
         """Return all tensors called ``name``: one, or one for each rank that keeps its own."""
-        return [self.entry(i) for i in self._rows[self.canonical(name)]]
+        return [self.entry(i) for i in self._rows(self._last[self.canonical(name)])]
 
     def entry(self, row: int) -> TensorEntry:
         """Return the tensor in row ``row`` of the manifest's table. Made once."""
@@ -99,24 +126,47 @@ class Index:
             found = self._entries[row] = self._make(row)
         return found
 
+    @cached_property
+    def first_box(self) -> Sequence[int]:
+        """The boxes of tensor row i are rows ``first_box[i]`` up to ``first_box[i + 1]`` of the manifest's boxes."""
+        at = self.manifest.boxes.tensor
+        rows = range(len(self.manifest.tensors.name))
+        if at == list(rows):
+            return range(len(rows) + 1)  # one box each
+        return [bisect_left(at, row) for row in range(len(rows) + 1)]
+
+    @cached_property
+    def box_bytes(self) -> list[int]:
+        """Bytes of every box row."""
+        tensors, boxes = self.manifest.tensors, self.manifest.boxes
+        width = {name: dtype(name).itemsize for name in set(tensors.dtype)}
+        of_tensor = [width[name] for name in tensors.dtype]
+        return [n * of_tensor[i] for n, i in zip(map(prod, boxes.size), boxes.tensor, strict=True)]
+
+    def digests(self, box: int) -> tuple[bytes, ...]:
+        """Return the digests of the chunks of box row ``box``, 16 bytes each."""
+        raw = bytes.fromhex(self.manifest.boxes.digests[box])
+        if len(raw) == DIGEST_BYTES:
+            return (raw,)
+        return tuple([raw[k : k + DIGEST_BYTES] for k in range(0, len(raw), DIGEST_BYTES)])
+
     def _make(self, row: int) -> TensorEntry:
         tensors, boxes = self.manifest.tensors, self.manifest.boxes
         width = dtype(tensors.dtype[row]).itemsize
         stored = []
+        nbytes = 0
         for j in range(bisect_left(boxes.tensor, row), bisect_right(boxes.tensor, row)):
-            raw = bytes.fromhex(boxes.digests[j])
-            digests = tuple([raw[k : k + DIGEST_BYTES] for k in range(0, len(raw), DIGEST_BYTES)])
-            at = boxes.pack[j]
-            nbytes = prod(boxes.size[j]) * width
-            stored.append(
-                StoredBox(boxes.start[j], boxes.size[j], self.manifest.packs[at], at, boxes.offset[j], nbytes, digests)
-            )
+            at, size = boxes.pack[j], boxes.size[j]
+            length = prod(size) * width
+            nbytes += length
+            pack = self.manifest.packs[at]
+            stored.append(StoredBox(boxes.start[j], size, pack, at, boxes.offset[j], length, self.digests(j)))
         return TensorEntry(
             tensors.name[row],
             tensors.kind[row],
             tensors.rank[row],
             tensors.dtype[row],
             tensors.shape[row],
-            sum(box.nbytes for box in stored),
+            nbytes,
             tuple(stored),
         )

@@ -220,6 +220,24 @@ def test_index() -> None:
     assert index.canonical("tied") == "w"
 
 
+def test_index_columns() -> None:
+    index = Index(fix.manifest())
+    assert [index.row(name) for name in ("w", "b", "e", "r", "tied")] == [0, 1, 2, 3, 0]
+    assert index.row("w", 5) == 0
+    assert index.row("r", 0) == 3
+    for name, rank in (("x", None), ("r", 1)):
+        with pytest.raises(NotFound, match=name):
+            index.row(name, rank)
+    assert list(index.first_box) == [0, 2, 3, 4, 5]
+    assert index.box_bytes == [12, 12, 8, 0, 5]
+    for row in range(4):
+        mine = range(index.first_box[row], index.first_box[row + 1])
+        assert [index.digests(j) for j in mine] == [box.digests for box in index.entry(row).boxes]
+        assert [index.box_bytes[j] for j in mine] == [box.nbytes for box in index.entry(row).boxes]
+    assert list(Index(large(3)).first_box) == [0, 1, 2, 3]
+    assert Index(large(3)).row("model.layers.0.block2.weight") == 2
+
+
 def test_index_per_rank() -> None:
     rows, boxes = fix.tensors(), fix.boxes()
     rows.name.append("r")
@@ -236,6 +254,7 @@ def test_index_per_rank() -> None:
     index = Index(decode_manifest(encode_manifest(fix.manifest(tensors=rows, boxes=boxes, ranks=ranks))))
     assert index.find("r", 1).shape == (2,)
     assert index.find("r", 0).shape == (5,)
+    assert (index.row("r", 0), index.row("r", 1), index.row("w", 1), index.row("w")) == (3, 4, 0, 0)
     assert index.find("w", 1).name == "w"
     assert [entry.rank for entry in index.entries("r")] == [0, 1]
     assert list(index) == ["w", "b", "e", "r"]
