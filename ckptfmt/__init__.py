@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "ckptfmt.oneshot": ("State", "load", "open", "restore", "save"),
-    "ckptfmt.engine.load.names": ("Patterns",),
+    "ckptfmt.engine.patterns": ("Patterns",),
     "ckptfmt.engine.save.progress": ("Stage",),
     "ckptfmt.reference": ("At",),
     "ckptfmt.format.tree": ("Foreign", "register_type"),
@@ -58,7 +58,7 @@ __all__ = sorted(_HOME_OF.keys() - _BESIDE)
 if TYPE_CHECKING:
     from ckptfmt.__about__ import __version__ as __version__
     from ckptfmt.checkpointer import Checkpointer as Checkpointer
-    from ckptfmt.engine.load.names import Patterns as Patterns
+    from ckptfmt.engine.patterns import Patterns as Patterns
     from ckptfmt.engine.reports import GcReport as GcReport
     from ckptfmt.engine.reports import GenerationInfo as GenerationInfo
     from ckptfmt.engine.reports import RecoverReport as RecoverReport

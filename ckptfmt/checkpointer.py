@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ckptfmt import exits
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.families import Families
-from ckptfmt.engine.load.names import Patterns, Rename
+from ckptfmt.engine.load.names import Rename
 from ckptfmt.engine.load.restore import RestoreOptions
+from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import GenerationInfo, RestoreReport, human_bytes
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
 from ckptfmt.engine.save.launch import Lease

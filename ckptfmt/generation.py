@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfmt.engine.keep.verify import verify
 from ckptfmt.engine.load.load import Framework, load_state
-from ckptfmt.engine.load.names import Patterns, Rename
+from ckptfmt.engine.load.names import Rename
 from ckptfmt.engine.load.restore import RestoreOptions, restore_state
 from ckptfmt.engine.load.slices import read_slice
 from ckptfmt.engine.opened import Opened
+from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import RestoreReport, VerifyReport
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format.index import TensorEntry

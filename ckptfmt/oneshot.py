@@ -9,7 +9,8 @@ from typing import Any
 
 from ckptfmt import connect
 from ckptfmt.engine.load.load import Framework
-from ckptfmt.engine.load.names import Patterns, Rename
+from ckptfmt.engine.load.names import Rename
+from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import RestoreReport
 from ckptfmt.errors import InvalidInput
 from ckptfmt.generation import Generation

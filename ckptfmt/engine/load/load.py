@@ -8,10 +8,11 @@ from typing import Any, Literal
 from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.load.build import Builder, mentions_torch, read_entries, wanted_entries
-from ckptfmt.engine.load.names import Patterns, Selection
+from ckptfmt.engine.load.names import Selection
 from ckptfmt.engine.load.nodes import UNSET, check_depth
 from ckptfmt.engine.load.prune import Pruner
 from ckptfmt.engine.opened import Opened
+from ckptfmt.engine.patterns import Patterns
 from ckptfmt.errors import Mismatch
 from ckptfmt.format import tree
 

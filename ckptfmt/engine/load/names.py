@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfmt.engine.load.nodes import items_of, key_of, object_of, pairs_of, state_of
+from ckptfmt.engine.patterns import Patterns, as_patterns, matches
 from ckptfmt.errors import InvalidInput, Mismatch
 from ckptfmt.format import tree
 
-Patterns = str | Sequence[str]
 Rename = Mapping[str, str] | Callable[[str], str]
 Slot = Callable[[tree.Node], tree.Node]
 """Puts what this rank kept in the place of a per-rank slot; any other node is returned as it is."""
-
-
-def as_patterns(given: Patterns | None, what: str) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    patterns = (given,) if isinstance(given, str) else tuple(given)
-    if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise InvalidInput(f"{what}={given!r}: give one or more patterns, such as 'model.*' ('*' crosses dots)")
-    return patterns
 
 
 class Selection:
@@ -40,9 +30,9 @@ class Selection:
         return self._keys is None and self._exclude is None
 
     def wants(self, name: str) -> bool:
-        if self._keys is not None and not any(fnmatch.fnmatchcase(name, pattern) for pattern in self._keys):
+        if self._keys is not None and not matches(name, self._keys):
             return False
-        return self._exclude is None or not any(fnmatch.fnmatchcase(name, pattern) for pattern in self._exclude)
+        return self._exclude is None or not matches(name, self._exclude)
 
     def wants_all(self, path: str, names: Sequence[str]) -> bool:
         """Whether something that is restored as a whole is wanted; ``InvalidInput`` if only a part of it is."""

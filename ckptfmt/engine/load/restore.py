@@ -19,10 +19,11 @@ from ckptfmt.engine.families import Families
 from ckptfmt.engine.load.build import Builder, Memory, read_entries, wanted_entries
 from ckptfmt.engine.load.decisions import Apply, Fill, RestorePlan
 from ckptfmt.engine.load.match import Matcher
-from ckptfmt.engine.load.names import Patterns, Rename, Selection, rename_nodes
+from ckptfmt.engine.load.names import Rename, Selection, rename_nodes
 from ckptfmt.engine.load.nodes import check_depth
 from ckptfmt.engine.load.window import fill_through_window
 from ckptfmt.engine.opened import Opened
+from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import RestoreReport
 from ckptfmt.engine.transfer import copy_memory
 from ckptfmt.errors import CkptError, Mismatch
