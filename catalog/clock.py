@@ -9,15 +9,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import DateTime, Dialect, String
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import TypeDecorator, TypeEngine
-
 # SQLite 3.40 knows milliseconds only; the zeros keep the width that bound values have.
 SQLITE_NOW: Final = "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
 POSTGRESQL_NOW: Final = "clock_timestamp()"
+NOW: Final = {"sqlite": SQLITE_NOW, "postgresql": POSTGRESQL_NOW}
+"""The clock at the moment of evaluation (not the transaction's start), by dialect."""
 
 
 def to_text(value: datetime) -> str:
@@ -31,42 +27,13 @@ def from_text(value: str) -> datetime:
     return datetime.fromisoformat(value).replace(tzinfo=UTC)
 
 
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware datetime, always UTC, exact to the microsecond."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name == "sqlite":
-            return dialect.type_descriptor(String(26))
-        return dialect.type_descriptor(DateTime(timezone=True))
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise TypeError(f"the catalog stores aware datetimes only, not {value!r}")
-        return to_text(value) if dialect.name == "sqlite" else value.astimezone(UTC)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        return from_text(value) if isinstance(value, str) else value.astimezone(UTC)
+def moment(value: Any) -> datetime:
+    """An aware UTC datetime from what a driver returns for a time: text, or an aware datetime."""
+    if isinstance(value, str):
+        return from_text(value)
+    aware: datetime = value.astimezone(UTC)
+    return aware
 
 
-class database_now(FunctionElement[datetime]):
-    """The database's clock at the moment of evaluation (not the transaction's start)."""
-
-    type = UtcDateTime()
-    inherit_cache = True
-
-
-@compiles(database_now)
-def _now(element: database_now, compiler: SQLCompiler, **kw: Any) -> str:
-    return POSTGRESQL_NOW
-
-
-@compiles(database_now, "sqlite")
-def _now_sqlite(element: database_now, compiler: SQLCompiler, **kw: Any) -> str:
-    return SQLITE_NOW
+def moment_or_none(value: Any) -> datetime | None:
+    return None if value is None else moment(value)

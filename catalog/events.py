@@ -6,10 +6,9 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
-from ckptfmt.catalog.clock import database_now
-from ckptfmt.catalog.schema import events, runs
+from ckptfmt.catalog.column_types import database_now
+from ckptfmt.catalog.schema import events
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import EventRecord
 
 
 def append(
@@ -41,34 +40,3 @@ def append(
             library=library,
         )
     )
-
-
-def history(
-    connection: Connection, repository_id: int, *, run: str | None, generation_id: int | None, limit: int | None
-) -> list[EventRecord]:
-    """Events, oldest first; with ``limit`` the newest that many, still oldest first."""
-    query = (
-        select(events, runs.c.name.label("run"))
-        .join(runs, runs.c.id == events.c.run_id)
-        .where(runs.c.repository_id == repository_id)
-    )
-    if run is not None:
-        query = query.where(runs.c.name == run)
-    if generation_id is not None:
-        query = query.where(events.c.generation_id == generation_id)
-    rows = connection.execute(query.order_by(events.c.id.desc()).limit(limit)).all()
-    return [
-        EventRecord(
-            seq=row.seq,
-            run=row.run,
-            generation_id=row.generation_id,
-            at=row.at,
-            kind=row.kind,
-            from_state=row.from_state,
-            to_state=row.to_state,
-            actor=row.actor,
-            detail=row.detail,
-            library=row.library,
-        )
-        for row in reversed(rows)
-    ]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
-
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from ckptfmt.errors import CatalogError
 
@@ -25,8 +24,7 @@ _ADVICE: Final = {
 
 def sqlite_code(error: BaseException) -> int | None:
     """Return the primary SQLite result code of a driver or SQLAlchemy error, if it carries one."""
-    original = error.orig if isinstance(error, DBAPIError) else error
-    code = getattr(original, "sqlite_errorcode", None)
+    code = getattr(_driver_error(error), "sqlite_errorcode", None)
     return code & 0xFF if isinstance(code, int) else None
 
 
@@ -40,21 +38,35 @@ def translated(url: str) -> Iterator[None]:
     """Raise ``CatalogError`` in place of any SQLAlchemy or driver exception; the cause is chained."""
     try:
         yield
-    except (SQLAlchemyError, sqlite3.Error) as error:
+    except Exception as error:
+        if not isinstance(error, sqlite3.Error) and not _of_sqlalchemy(error):
+            raise
         raise _translate(error, url) from error
 
 
+def _of_sqlalchemy(error: BaseException) -> bool:
+    """Asked without importing it: readers do not load it, and who has not loaded it gets none of its errors."""
+    loaded = sys.modules.get("sqlalchemy.exc")
+    return loaded is not None and isinstance(error, loaded.SQLAlchemyError)
+
+
+def _driver_error(error: BaseException) -> BaseException:
+    """What the driver raised, where SQLAlchemy wrapped it."""
+    wrapped = getattr(error, "orig", None) if _of_sqlalchemy(error) else None
+    return wrapped if isinstance(wrapped, BaseException) else error
+
+
 def _translate(error: Exception, url: str) -> CatalogError:
-    original = error.orig if isinstance(error, DBAPIError) else error
+    original = _driver_error(error)
     text = str(original).strip() or type(original).__name__
-    if isinstance(error, IntegrityError | sqlite3.IntegrityError):
+    if isinstance(original, sqlite3.IntegrityError):
         return CatalogError(
             f"catalog {url} refused a change that breaks one of its rules ({text}); nothing was changed: "
             "run `ckptfmt db check` and report this",
             kind="catalog_rule",
         )
     code = sqlite_code(error)
-    if code in _BUSY_CODES or (isinstance(error, DBAPIError) and error.connection_invalidated):
+    if code in _BUSY_CODES or getattr(error, "connection_invalidated", False):
         return CatalogError(
             f"catalog {url} did not answer in time because another process is writing to it; nothing was "
             "established: repeat the call",

@@ -6,7 +6,8 @@ from typing import Any
 
 from sqlalchemy import Row, select, update
 
-from ckptfmt.catalog import packs, reading, retention
+from ckptfmt.catalog import packs, retention
+from ckptfmt.catalog.queries import generations as queries
 from ckptfmt.catalog.schema import generations, ranks, runs, saves
 from ckptfmt.catalog.transaction import Transaction, actor, lock_generation, move, record
 from ckptfmt.errors import CatalogBehind, Conflict, InvalidInput
@@ -19,12 +20,12 @@ def mark_durable(tx: Transaction, generation_id: int, facts: DurableFacts, *, fe
     _, row = lock_generation(tx, generation_id, fence=fence)
     if row.state != State.WRITING:
         _require_same_manifest(row, facts)
-        return reading.by_id(tx.connection, tx.repository_id, generation_id)
+        return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
     _require_ranks_durable(tx, row)
     _require_lower_saves_settled(tx, row)
     move(tx, row, "durable", {"durable_at": tx.now(), **_manifest(facts)}, {"manifest": facts.manifest_name})
     packs.refer(tx, row, facts.packs)
-    return reading.by_id(tx.connection, tx.repository_id, generation_id)
+    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
 
 
 def commit(tx: Transaction, generation_id: int, *, fence: int) -> GenerationRecord:
@@ -38,7 +39,7 @@ def commit(tx: Transaction, generation_id: int, *, fence: int) -> GenerationReco
         values = {"commit_seq": seq, "epoch": tx.epoch(), "commit_fence": fence, "committed_at": tx.now()}
         move(tx, row, "commit", values, {"commit_seq": seq, "epoch": values["epoch"], "fence": fence})
         _give_tags(tx, row)
-    return reading.by_id(tx.connection, tx.repository_id, generation_id)
+    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
 
 
 def set_proven(tx: Transaction, generation_id: int) -> GenerationRecord:
@@ -49,7 +50,7 @@ def set_proven(tx: Transaction, generation_id: int) -> GenerationRecord:
     if row.proven_at is None:
         tx.connection.execute(update(generations).where(generations.c.id == row.id).values(proven_at=tx.now()))
         record(tx, row.run_id, "prove", generation_id=row.id)
-    return reading.by_id(tx.connection, tx.repository_id, generation_id)
+    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
 
 
 def abort(
@@ -75,7 +76,7 @@ def abort(
             )
         values = {"aborted_at": now, "abort_stage": stage, "abort_rank": rank, "abort_reason": reason}
         move(tx, row, "abort", values, {"stage": stage, "rank": rank, "reason": reason, "fence": fence})
-    return reading.by_id(tx.connection, tx.repository_id, generation_id)
+    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
 
 
 def adopt(tx: Transaction, generation_id: int, facts: AdoptFacts, *, fence: int) -> GenerationRecord:
@@ -83,7 +84,7 @@ def adopt(tx: Transaction, generation_id: int, facts: AdoptFacts, *, fence: int)
     run, row = lock_generation(tx, generation_id, fence=fence)
     if row.commit_seq is not None:
         _require_same_verdict(row, facts)
-        return reading.by_id(tx.connection, tx.repository_id, generation_id)
+        return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
     if row.state == State.DELETED:
         raise Conflict(f"generation {generation_id} was aborted and its objects are deleted: it cannot be adopted")
     if facts.epoch > tx.epoch():
@@ -110,7 +111,7 @@ def adopt(tx: Transaction, generation_id: int, facts: AdoptFacts, *, fence: int)
     move(tx, row, "adopt", values, {"commit_seq": facts.commit_seq, "epoch": facts.epoch, "fence": fence})
     packs.refer(tx, row, facts.durable.packs)
     _give_tags(tx, row)
-    return reading.by_id(tx.connection, tx.repository_id, generation_id)
+    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
 
 
 def _manifest(facts: DurableFacts) -> dict[str, Any]:
@@ -212,6 +213,6 @@ def _give_tags(tx: Transaction, row: Row[Any]) -> None:
     names = tx.connection.execute(select(saves.c.tags).where(saves.c.generation_id == row.id)).scalar_one_or_none()
     current = tx.connection.execute(select(generations).where(generations.c.id == row.id)).one()
     for name in dict.fromkeys(names or ()):
-        holder = reading.tagged_id(tx.connection, row.run_id, name)
+        holder = retention.tag_holder(tx, row.run_id, name)
         if holder is None or (holder.epoch, holder.commit_seq) < (current.epoch, current.commit_seq):
             retention.move_tag(tx, current, name)

@@ -6,21 +6,15 @@ Lease times are compared with the database's clock alone, after the run's lock w
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, case, insert, literal, select, update
+from sqlalchemy import Row, insert, select, update
 
-from ckptfmt.catalog.clock import database_now
+from ckptfmt.catalog.queries.launches import by_id, live
 from ckptfmt.catalog.schema import launch_ranks, launches, runs
 from ckptfmt.catalog.transaction import Transaction, lock_launch, lock_run_named, record
-from ckptfmt.errors import CatalogError, Conflict, Fenced, InvalidInput
+from ckptfmt.errors import Conflict, Fenced, InvalidInput
 from ckptfmt.ports.catalog import LaunchRecord, LaunchRequest
-
-# A displaced launch is never live, whatever its lease says: the run's fence has moved on.
-_LIVE: ColumnElement[bool] = and_(
-    launches.c.closed_at.is_(None), launches.c.lease_until > database_now(), launches.c.fence == runs.c.fence
-)
 
 
 def acquire(
@@ -36,7 +30,7 @@ def acquire(
     if known is not None:
         return _repeat(tx, run, known, request)
     now = tx.now()
-    holder = live(tx.connection, tx.repository_id, run_name)
+    holder = live(tx.snapshot, tx.repository_id, run_name)
     if holder is not None and holder.id != displace:
         raise _held(run_name, holder, now)
     tx.connection.execute(
@@ -51,7 +45,7 @@ def acquire(
     if holder is not None:
         detail["displaced"] = holder.id
     record(tx, run.id, "launch", detail=detail)
-    return one(tx.connection, launch_id)
+    return by_id(tx.snapshot, tx.repository_id, launch_id)
 
 
 def renew(tx: Transaction, launch_id: int, *, lease_seconds: float, last_step: int | None) -> LaunchRecord:
@@ -65,7 +59,7 @@ def renew(tx: Transaction, launch_id: int, *, lease_seconds: float, last_step: i
     if last_step is not None:
         values["last_step"] = last_step
     tx.connection.execute(update(launches).where(launches.c.id == launch_id).values(values))
-    return one(tx.connection, launch_id)
+    return by_id(tx.snapshot, tx.repository_id, launch_id)
 
 
 def close(tx: Transaction, launch_id: int) -> None:
@@ -86,42 +80,6 @@ def set_restored_from(tx: Transaction, launch_id: int, generation_key: str) -> N
         return
     tx.connection.execute(update(launches).where(launches.c.id == launch_id).values(restored_from=generation_key))
     record(tx, run.id, "restore", detail={"launch": launch_id, "generation_key": generation_key})
-
-
-def live(connection: Connection, repository_id: int, run_name: str) -> LaunchRecord | None:
-    """The launch that holds the lease now."""
-    query = _query().where(runs.c.repository_id == repository_id, runs.c.name == run_name, _LIVE)
-    row = connection.execute(query).one_or_none()
-    return _record(row) if row is not None else None
-
-
-def every(connection: Connection, repository_id: int, run_name: str) -> list[LaunchRecord]:
-    """All launches of the run, newest first."""
-    query = (
-        _query().where(runs.c.repository_id == repository_id, runs.c.name == run_name).order_by(launches.c.fence.desc())
-    )
-    return [_record(row) for row in connection.execute(query)]
-
-
-def by_id(connection: Connection, repository_id: int, launch_id: int) -> LaunchRecord:
-    """The launch; ``CatalogError`` if there is none, for ids come from rows that refer to it."""
-    row = connection.execute(
-        _query().where(runs.c.repository_id == repository_id, launches.c.id == launch_id)
-    ).one_or_none()
-    if row is None:
-        raise CatalogError(f"the catalog has no launch {launch_id} in this repository: run `ckptfmt db check`")
-    return _record(row)
-
-
-def one(connection: Connection, launch_id: int) -> LaunchRecord:
-    return _record(connection.execute(_query().where(launches.c.id == launch_id)).one())
-
-
-def restored(connection: Connection, repository_id: int, generation_key: str) -> LaunchRecord | None:
-    """A live launch, of any run, that restored from this generation."""
-    query = _query().where(runs.c.repository_id == repository_id, launches.c.restored_from == generation_key, _LIVE)
-    row = connection.execute(query).first()
-    return _record(row) if row is not None else None
 
 
 def require_saving(run: Row[Any], launch: Row[Any]) -> None:
@@ -181,7 +139,7 @@ def _repeat(tx: Transaction, run: Row[Any], known: Row[Any], request: LaunchRequ
         )
     _require_open(run, known)
     _require_owner(run, known)
-    return one(tx.connection, known.id)
+    return by_id(tx.snapshot, tx.repository_id, known.id)
 
 
 def _held(run_name: str, holder: LaunchRecord, now: datetime) -> Conflict:
@@ -191,32 +149,4 @@ def _held(run_name: str, holder: LaunchRecord, now: datetime) -> Conflict:
         f"run {run_name!r} is held by launch {holder.id} on host {holder.host}, pid {holder.pid}, since {age:.0f} s "
         f"(its lease lapses in {left:.0f} s unless renewed): wait, stop that process, or pass takeover=True",
         kind="launch_held",
-    )
-
-
-@cache
-def _query() -> Any:
-    return select(launches, runs.c.name.label("run"), case((_LIVE, literal(1)), else_=literal(0)).label("live")).join(
-        runs, runs.c.id == launches.c.run_id
-    )
-
-
-def _record(row: Row[Any]) -> LaunchRecord:
-    return LaunchRecord(
-        id=row.id,
-        run=row.run,
-        token=row.token,
-        kind=row.kind,
-        fence=row.fence,
-        host=row.host,
-        pid=row.pid,
-        boot_id=row.boot_id,
-        pid_started=row.pid_started,
-        world_size=row.world_size,
-        restored_from=row.restored_from,
-        last_step=row.last_step,
-        lease_until=row.lease_until,
-        live=bool(row.live),
-        created_at=row.created_at,
-        closed_at=row.closed_at,
     )

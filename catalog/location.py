@@ -1,42 +1,73 @@
-"""Catalog URLs, and the sessions that serve them, by scheme."""
+"""Catalog URLs: how they are shown, and which file one names."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote
 
 from ckptfmt.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
 SQLITE_DRIVERS = ("sqlite", "sqlite+pysqlite")
+# The usual URL is read here: SQLAlchemy, which reads all others, takes longer to import than a listing takes.
+_FILE: Final = re.compile(r"(?P<driver>sqlite(\+pysqlite)?):///(?P<path>[^?]+)")
+
+
+def sqlite_url(path: Path) -> str:
+    """Return the URL of a catalog file, as ``display`` shows it."""
+    return f"sqlite:///{_quoted(str(path))}"
 
 
 def display(url: str) -> str:
     """Return the URL without its password."""
+    file = _FILE.fullmatch(url)
+    if file is not None:
+        return f"{file['driver']}:///{_quoted(unquote(file['path']))}"
     return parse(url).render_as_string(hide_password=True)
 
 
 def parse(url: str) -> URL:
     """Read a catalog URL; ``InvalidInput`` if it is none."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         return make_url(url)
     except ArgumentError as error:
         raise InvalidInput(f"{url!r} is not a catalog URL: use sqlite:////absolute/path.sqlite") from error
 
 
+def is_sqlite(url: str) -> bool:
+    return _FILE.fullmatch(url) is not None or parse(url).drivername in SQLITE_DRIVERS
+
+
 def sqlite_path(url: str) -> Path:
     """Return the absolute path of a ``sqlite:`` URL; ``InvalidInput`` for anything else."""
+    file = _FILE.fullmatch(url)
+    database = unquote(file["path"]) if file is not None else _parsed_path(url)
+    if not database or database == ":memory:" or database.startswith("file:"):
+        raise InvalidInput(
+            f"{url!r} names no file: a catalog outlives its process, use sqlite:////absolute/path.sqlite"
+        )
+    return Path(database).absolute()
+
+
+def _parsed_path(url: str) -> str | None:
     parsed = parse(url)
     if parsed.drivername not in SQLITE_DRIVERS:
         raise InvalidInput(
             f"the catalog {display(url)} needs the driver {parsed.drivername!r}, which this version of ckptfmt "
             "does not have: use sqlite:////absolute/path.sqlite"
         )
-    if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
-        raise InvalidInput(
-            f"{url!r} names no file: a catalog outlives its process, use sqlite:////absolute/path.sqlite"
-        )
-    if parsed.query:
+    if parsed.query and parsed.database:
         raise InvalidInput(f"{url!r}: a SQLite catalog takes no options ({', '.join(parsed.query)})")
-    return Path(parsed.database).absolute()
+    return parsed.database
+
+
+def _quoted(path: str) -> str:
+    """As SQLAlchemy quotes the path of a URL."""
+    return quote(path, safe=" +/")

@@ -1,22 +1,25 @@
-"""Opening a catalog: the only door through which ``ckptfmt.connect`` comes. Never imports alembic to read."""
+"""Opening a catalog: the only door through which ``ckptfmt.connect`` comes.
+
+Reading imports neither alembic nor SQLAlchemy: both take longer than anything that a reader asks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from sqlalchemy import insert, select, update
-
-from ckptfmt.catalog.clock import database_now
 from ckptfmt.catalog.failures import translated
 from ckptfmt.catalog.filesystems import check_local, filesystem_type
 from ckptfmt.catalog.location import display, sqlite_path
+from ckptfmt.catalog.queries import identity
+from ckptfmt.catalog.reader import ReadOnlyCatalog
 from ckptfmt.catalog.revision import require_head, stored_revision
-from ckptfmt.catalog.schema import repositories
-from ckptfmt.catalog.sql import SqlCatalog
 from ckptfmt.catalog.sqlite import BUSY_SECONDS, SqliteSessions
 from ckptfmt.errors import NotFound
+
+if TYPE_CHECKING:
+    from ckptfmt.ports.catalog import Catalog
 
 
 def open_catalog(
@@ -28,7 +31,7 @@ def open_catalog(
     create: bool,
     busy_seconds: float = BUSY_SECONDS,
     filesystem: Callable[[Path], str] = filesystem_type,
-) -> SqlCatalog:
+) -> Catalog:
     """Open the catalog at ``url`` for the repository with the uuid ``repository``.
 
     ``mode="r"`` opens the database read-only and changes nothing. ``create`` (with ``mode="w"``) makes the
@@ -51,12 +54,30 @@ def open_catalog(
     with translated(shown):
         if mode == "w":
             _prepare(sessions, url, create=create)
-        with sessions.read() as connection:
-            revision = stored_revision(connection, shown)
-        require_head(revision, shown)
-        if mode == "w":
-            _register(sessions, repository, display_url, create=create)
-    return SqlCatalog(sessions, url=shown, repository=repository, read_only=mode == "r")
+        known = _known(sessions, repository, shown)
+        if mode == "w" and (known[1] != display_url if known else create):
+            from ckptfmt.catalog.registration import register
+
+            with sessions.write() as connection:
+                register(connection, repository, display_url)
+            known = _known(sessions, repository, shown)
+    if known is None:
+        raise NotFound(
+            f"the catalog {shown} does not know the repository {repository}: name the catalog that governs it "
+            "(catalog=... or CKPTFMT_CATALOG)"
+        )
+    if mode == "r":
+        return ReadOnlyCatalog(sessions, url=shown, repository=repository, repository_id=known[0])
+    from ckptfmt.catalog.sql import SqlCatalog
+
+    return SqlCatalog(sessions, url=shown, repository=repository, repository_id=known[0])
+
+
+def _known(sessions: SqliteSessions, repository: str, shown: str) -> tuple[int, str] | None:
+    """Id and display URL of the repository, from a catalog whose schema is this library's."""
+    with sessions.read() as snapshot:
+        require_head(stored_revision(snapshot, shown), shown)
+        return identity.repository(snapshot, repository)
 
 
 def _prepare(sessions: SqliteSessions, url: str, *, create: bool) -> None:
@@ -65,26 +86,11 @@ def _prepare(sessions: SqliteSessions, url: str, *, create: bool) -> None:
         exists = sessions.path.exists()
         revision = None
         if exists:
-            with sessions.read() as connection:
-                revision = stored_revision(connection, display(url))
+            with sessions.read() as snapshot:
+                revision = stored_revision(snapshot, display(url))
         if revision is None:
             from ckptfmt.catalog.upgrade import create_schema
 
             create_schema(url)
             return
     sessions.choose_journal()
-
-
-def _register(sessions: SqliteSessions, repository: str, display_url: str, *, create: bool) -> None:
-    known = select(repositories.c.url).where(repositories.c.uuid == repository)
-    with sessions.read() as connection:
-        url = connection.execute(known).scalar_one_or_none()
-    if url == display_url or (url is None and not create):
-        return
-    with sessions.write() as connection:
-        if connection.execute(known).scalar_one_or_none() is None:
-            values = {"uuid": repository, "url": display_url, "created_at": database_now()}
-            connection.execute(insert(repositories).values(values))
-        else:
-            # A repository that moved: the URL is for display only.
-            connection.execute(update(repositories).where(repositories.c.uuid == repository).values(url=display_url))

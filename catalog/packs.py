@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Row, insert, select
 
 from ckptfmt.catalog.schema import generation_packs, generations, packs
 from ckptfmt.catalog.transaction import Transaction
@@ -41,43 +41,6 @@ def refer(tx: Transaction, generation: Row[Any], records: Sequence[PackRecord]) 
         tx.connection.execute(
             tx.insert_if_absent(generation_packs).values(generation_id=generation.id, pack_id=pack_id)
         )
-
-
-def of_generation(connection: Connection, repository_id: int, generation_id: int) -> list[PackRecord]:
-    """The packs that the generation refers to, by owner and name."""
-    query = (
-        select(packs)
-        .join(generation_packs, generation_packs.c.pack_id == packs.c.id)
-        .where(packs.c.repository_id == repository_id, generation_packs.c.generation_id == generation_id)
-        .order_by(packs.c.generation_key, packs.c.name)
-    )
-    return [
-        PackRecord(
-            generation_key=row.generation_key,
-            name=row.name,
-            rank=row.rank,
-            nbytes=row.nbytes,
-            header_digest=row.header_digest,
-        )
-        for row in connection.execute(query)
-    ]
-
-
-def users(connection: Connection, repository_id: int, generation_key: str, name: str) -> list[int]:
-    """Ids of the generations, not deleted, that refer to the pack."""
-    query = (
-        select(generation_packs.c.generation_id)
-        .join(packs, packs.c.id == generation_packs.c.pack_id)
-        .join(generations, generations.c.id == generation_packs.c.generation_id)
-        .where(
-            packs.c.repository_id == repository_id,
-            packs.c.generation_key == generation_key,
-            packs.c.name == name,
-            generations.c.state != State.DELETED,
-        )
-        .order_by(generation_packs.c.generation_id)
-    )
-    return list(connection.execute(query).scalars())
 
 
 def _require_committed_user(tx: Transaction, generation: Row[Any], pack: PackRecord, known: Row[Any] | None) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from sqlalchemy import Row, delete, insert, select, update
 
-from ckptfmt.catalog import launches, reading
+from ckptfmt.catalog.queries import generations as queries
+from ckptfmt.catalog.queries.launches import restored
 from ckptfmt.catalog.schema import generations, pins, readers, tags
 from ckptfmt.catalog.transaction import Transaction, actor, lock_generation, move, record
 from ckptfmt.errors import Conflict, InvalidInput, NotCommitted, NotFound
@@ -24,7 +25,7 @@ def retire(tx: Transaction, generation_id: int, *, fence: int | None) -> Generat
         if reason is not None:
             raise Conflict(f"generation {generation_id} of run {run.name!r} is kept: {reason}", kind="retention")
         move(tx, row, "retire", {"retired_at": tx.now()}, {"fence": fence})
-    return reading.by_id(tx.connection, tx.repository_id, generation_id)
+    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
 
 
 def mark_swept(tx: Transaction, generation_id: int) -> GenerationRecord:
@@ -38,7 +39,7 @@ def mark_swept(tx: Transaction, generation_id: int) -> GenerationRecord:
         move(tx, row, "delete", {"swept_at": now}, {})
     else:
         raise Conflict(f"generation {generation_id} is {row.state}: only a retired or aborted one may be swept")
-    return reading.by_id(tx.connection, tx.repository_id, generation_id)
+    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
 
 
 def tag(tx: Transaction, generation_id: int, name: str) -> None:
@@ -47,18 +48,27 @@ def tag(tx: Transaction, generation_id: int, name: str) -> None:
         raise InvalidInput("a tag must not be empty")
     _, row = lock_generation(tx, generation_id)
     _require_committed(row, f"tag {name!r}")
-    holder = reading.tagged_id(tx.connection, row.run_id, name)
+    holder = tag_holder(tx, row.run_id, name)
     if holder is None or holder.id != row.id:
         move_tag(tx, row, name)
 
 
 def move_tag(tx: Transaction, row: Row[Any], name: str) -> None:
     """Put the tag on the generation, under the lock of its run."""
-    holder = reading.tagged_id(tx.connection, row.run_id, name)
+    holder = tag_holder(tx, row.run_id, name)
     tx.connection.execute(delete(tags).where(tags.c.run_id == row.run_id, tags.c.name == name))
     tx.connection.execute(insert(tags).values(run_id=row.run_id, name=name, generation_id=row.id, tagged_at=tx.now()))
     detail = {"name": name, "moved_from": holder.id if holder is not None else None}
     record(tx, row.run_id, "tag", generation_id=row.id, detail=detail)
+
+
+def tag_holder(tx: Transaction, run_id: int, name: str) -> Row[Any, Any, Any] | None:
+    """Id, epoch and commit_seq of the generation that has the tag."""
+    return tx.connection.execute(
+        select(generations.c.id, generations.c.epoch, generations.c.commit_seq)
+        .join(tags, tags.c.generation_id == generations.c.id)
+        .where(tags.c.run_id == run_id, tags.c.name == name)
+    ).one_or_none()
 
 
 def untag(tx: Transaction, generation_id: int, name: str) -> None:
@@ -134,7 +144,7 @@ def _kept_because(tx: Transaction, run: Row[Any], row: Row[Any]) -> str | None:
     ).one_or_none()
     if reader is not None:
         return f"it is being read by host {reader.host}, pid {reader.pid}"
-    launch = launches.restored(tx.connection, tx.repository_id, row.key)
+    launch = restored(tx.snapshot, tx.repository_id, row.key)
     if launch is not None:
         return f"launch {launch.id} (host {launch.host}, pid {launch.pid}) restored from it and is live"
     return None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Connection, inspect, text
-
+from ckptfmt.catalog.snapshot import Snapshot
 from ckptfmt.errors import CatalogError
 
 VERSION_TABLE: Final = "ckptfmt_alembic_version"
@@ -13,21 +12,21 @@ HEAD: Final = "0001"
 """The newest revision under ``migrations/versions``. Revisions are numbers of four digits."""
 
 
-def stored_revision(connection: Connection, url: str) -> str | None:
+def stored_revision(snapshot: Snapshot, url: str) -> str | None:
     """Return the database's revision, None for an empty database.
 
     Raises ``CatalogError`` for a database that belongs to something else.
     """
-    names = inspect(connection).get_table_names()
+    names = snapshot.table_names()
     if VERSION_TABLE not in names:
         if names:
             raise CatalogError(
-                f"the database {url} holds tables of something else ({', '.join(sorted(names)[:3])}, ...) and no "
+                f"the database {url} holds tables of something else ({', '.join(names[:3])}, ...) and no "
                 "ckptfmt catalog; it was left alone: name another database",
                 kind="catalog_foreign",
             )
         return None
-    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()
+    found = [version for (version,) in snapshot.rows(f"SELECT version_num FROM {VERSION_TABLE}")]
     if not found:
         return None
     if len(found) != 1 or not (len(found[0]) == 4 and found[0].isdigit()):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Row, select
 
-from ckptfmt.catalog.clock import database_now
+from ckptfmt.catalog.column_types import database_now
 from ckptfmt.catalog.schema import runs
 from ckptfmt.catalog.transaction import Transaction, lock_generation, lock_run, lock_run_named, record
 from ckptfmt.errors import Conflict, InvalidInput
@@ -64,12 +64,6 @@ def note(tx: Transaction, name: str, *, generation_id: int | None, kind: str, de
         if generation.run_id != run.id:
             raise InvalidInput(f"generation {generation_id} is not of run {name!r}: note it in its own run")
     record(tx, run.id, kind, generation_id=generation_id, detail=detail)
-
-
-def every(connection: Connection, repository_id: int) -> list[RunRecord]:
-    """All runs of the repository, by name."""
-    query = select(runs).where(runs.c.repository_id == repository_id).order_by(runs.c.name)
-    return [_record(row) for row in connection.execute(query)]
 
 
 def _record(row: Row[Any]) -> RunRecord:

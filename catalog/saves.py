@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import Row, insert, select, update
 
-from ckptfmt.catalog import reading
-from ckptfmt.catalog.clock import database_now
+from ckptfmt.catalog.column_types import database_now
 from ckptfmt.catalog.launches import require_saving
+from ckptfmt.catalog.queries import generations as queries
 from ckptfmt.catalog.schema import generations, ranks, saves
 from ckptfmt.catalog.transaction import Transaction, lock_launch, record
 from ckptfmt.errors import Conflict, InvalidInput, NotFound
@@ -71,7 +71,7 @@ def begin(
     _insert(tx, run, launch_id, n, step, "begun", generation_id, tags)
     detail = {"launch": launch_id, "n": n, "step": step, "ranks": len(ranks_expected)}
     record(tx, run.id, "begin", generation_id=generation_id, target=INITIAL, detail=detail)
-    return SaveTicket(reading.by_id(tx.connection, tx.repository_id, generation_id), created=True)
+    return SaveTicket(queries.by_id(tx.snapshot, tx.repository_id, generation_id), created=True)
 
 
 def skip(tx: Transaction, launch_id: int, *, n: int, step: int, fence: int) -> None:
@@ -165,7 +165,7 @@ def _repeat(tx: Transaction, known: Row[Any], step: int, key: str) -> SaveTicket
     _require_step(known, step)
     if known.generation_id is None:
         raise Conflict(f"save {known.n} of launch {known.launch_id} was skipped: skip it too", kind="save_skipped")
-    generation = reading.by_id(tx.connection, tx.repository_id, known.generation_id)
+    generation = queries.by_id(tx.snapshot, tx.repository_id, known.generation_id)
     if generation.key != key:
         raise Conflict(
             f"save {known.n} of launch {known.launch_id} has generation key {generation.key}, not {key}: "

@@ -28,7 +28,7 @@ from sqlalchemy import (
     false,
 )
 
-from ckptfmt.catalog.clock import UtcDateTime
+from ckptfmt.catalog.column_types import UtcDateTime
 from ckptfmt.format.states import State
 
 metadata: Final = MetaData(

@@ -4,6 +4,7 @@
   deadlock into an immediate "database is locked".
 - A connection lives for one transaction (no pool): nothing is shared between threads, and nothing stays open
   across a fork.
+- Reading asks the driver itself. SQLAlchemy is loaded by the first writing transaction.
 - Journal ``DELETE`` with ``synchronous=EXTRA``: a commit survives a power cut. Write-ahead logging is used only
   where its rare reset race is fixed (https://sqlite.org/wal.html, "The WAL-Reset Bug").
 """
@@ -18,24 +19,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.pool import NullPool
-from sqlalchemy.util import LRUCache
-
 from ckptfmt.catalog.failures import is_busy, sqlite_code
+from ckptfmt.catalog.snapshot import SqliteSnapshot
 from ckptfmt.errors import CatalogError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
 
 BUSY_SECONDS: Final = 30.0
 FileMode = Literal["ro", "rw", "rwc"]
 # Of its own: the module's global generator belongs to the training, whose next number must not depend on us.
 _JITTER: Final = random.SystemRandom()
 
-# Statements compile once per process, not once per catalog object.
-_compiled: Final[LRUCache[Any, Any]] = LRUCache(500)
 _open_connections: set[sqlite3.Connection] = set()
 _forked_while_open = False
 
@@ -74,26 +72,36 @@ class SqliteSessions:
         self._busy_seconds = busy_seconds
         self._pid = -1
         self._closed = False
-        self._reader: Engine
         self._writer: Engine
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self) -> Iterator[SqliteSnapshot]:
         """A consistent snapshot; nothing is held after the block."""
-        self._renew()
-        with self._begun(self._reader) as connection:
-            yield connection
-            connection.rollback()
+        self._check_usable()
+        connection = self._snapshot_begun()
+        try:
+            yield SqliteSnapshot(connection)
+        finally:
+            self._close(connection)
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """The exclusive right to write, committed at the end of the block, rolled back on any exception."""
         if self.mode == "ro":
             raise CatalogError(f"the catalog {self.path} was opened for reading: open the repository with mode='w'")
-        self._renew()
-        with self._begun(self._writer) as connection:
+        self._check_usable()
+        with self._own_writer().connect() as connection:
+            connection.begin()
             yield connection
             connection.commit()
+
+    @contextmanager
+    def inspect(self) -> Iterator[Connection]:
+        """A snapshot as SQLAlchemy sees it, for a comparison with the schema's definition."""
+        self._check_usable()
+        with self._engine("BEGIN").connect() as connection:
+            connection.begin()
+            yield connection
 
     def close(self) -> None:
         self._closed = True
@@ -119,8 +127,7 @@ class SqliteSessions:
         finally:
             self._close(connection)
 
-    def _renew(self) -> None:
-        """Give each process engines of its own."""
+    def _check_usable(self) -> None:
         if self._closed:
             raise CatalogError(f"the catalog {self.path} was closed: open the repository again")
         if _forked_while_open:
@@ -129,30 +136,22 @@ class SqliteSessions:
                 f"use the catalog {self.path}: start it with the multiprocessing method 'spawn'",
                 kind="fork_unsafe",
             )
+
+    def _own_writer(self) -> Engine:
+        """Each process has an engine of its own."""
         if self._pid != os.getpid():
-            self._reader = self._engine("BEGIN")
             self._writer = self._engine("BEGIN IMMEDIATE")
             self._pid = os.getpid()
+        return self._writer
 
     def _engine(self, begin: str) -> Engine:
-        engine = create_engine(
-            "sqlite://",
-            creator=self._connect,
-            poolclass=NullPool,
-            execution_options={"compiled_cache": _compiled},
+        from ckptfmt.catalog.sqlite_engine import sqlite_engine
+
+        return sqlite_engine(
+            connect=self._connect,
+            begin=lambda connection: self._begin(connection, begin),
+            closing=_open_connections.discard,
         )
-
-        @event.listens_for(engine, "begin")
-        def _begin(connection: Connection) -> None:
-            driver = connection.connection.driver_connection
-            assert isinstance(driver, sqlite3.Connection)
-            self._begin(driver, begin)
-
-        @event.listens_for(engine, "close")
-        def _forget(connection: sqlite3.Connection, record: Any) -> None:
-            _open_connections.discard(connection)
-
-        return engine
 
     def _connect(self, mode: FileMode | None = None) -> sqlite3.Connection:
         uri = f"file:{quote(str(self.path))}?mode={mode or self.mode}"
@@ -160,8 +159,9 @@ class SqliteSessions:
         connection = sqlite3.connect(uri, uri=True, timeout=self._busy_seconds, isolation_level=None)
         _open_connections.add(connection)
         try:
-            connection.execute("PRAGMA foreign_keys=ON")
-            connection.execute("PRAGMA synchronous=EXTRA")
+            if (mode or self.mode) != "ro":
+                connection.execute("PRAGMA foreign_keys=ON")
+                connection.execute("PRAGMA synchronous=EXTRA")
             if self.mode == "ro":
                 connection.execute("PRAGMA query_only=ON")
         except BaseException:
@@ -174,24 +174,24 @@ class SqliteSessions:
         _open_connections.discard(connection)
         connection.close()
 
-    @contextmanager
-    def _begun(self, engine: Engine) -> Iterator[Connection]:
-        connection = self._connected(engine)
+    def _snapshot_begun(self) -> sqlite3.Connection:
+        """Connect and begin; a read-only opening that meets a dead writer's journal has it rolled back first."""
         try:
-            connection.begin()
-            yield connection
-        finally:
-            connection.close()
-
-    def _connected(self, engine: Engine) -> Connection:
-        """Connect; a read-only opening that meets a dead writer's journal has it rolled back first."""
-        try:
-            return engine.connect()
-        except OperationalError as error:
+            return self._reader_begun()
+        except sqlite3.OperationalError as error:
             if self.mode != "ro" or sqlite_code(error) != sqlite3.SQLITE_READONLY:
                 raise
         self._roll_back_dead_writer()
-        return engine.connect()
+        return self._reader_begun()
+
+    def _reader_begun(self) -> sqlite3.Connection:
+        connection = self._connect()
+        try:
+            self._begin(connection, "BEGIN")
+        except BaseException:
+            self._close(connection)
+            raise
+        return connection
 
     def _begin(self, connection: sqlite3.Connection, begin: str) -> None:
         """Begin and take the snapshot; wait for the lock until the deadline.

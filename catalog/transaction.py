@@ -7,17 +7,38 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, select, update
+from sqlalchemy import Connection, Row, Table, TextClause, inspect, select, text, update
 from sqlalchemy.sql import Insert
 
 from ckptfmt.__about__ import __version__
-from ckptfmt.catalog.clock import database_now
+from ckptfmt.catalog.clock import NOW
+from ckptfmt.catalog.column_types import database_now
 from ckptfmt.catalog.events import append
 from ckptfmt.catalog.schema import catalog_meta, generations, launches, runs
 from ckptfmt.errors import CatalogError, Conflict, Fenced, NotFound
 from ckptfmt.format.states import TRANSITIONS, State
+
+
+class ConnectionSnapshot:
+    """What ``ckptfmt.catalog.queries`` sees of a SQLAlchemy connection: with what it has written itself."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def rows(self, query: str, **values: Any) -> list[tuple[Any, ...]]:
+        statement = _statement(query, self._connection.dialect.name)
+        return [tuple(row) for row in self._connection.execute(statement, values)]
+
+    def table_names(self) -> list[str]:
+        return sorted(inspect(self._connection).get_table_names())
+
+
+@cache
+def _statement(query: str, dialect: str) -> TextClause:
+    return text(query.replace("{now}", NOW[dialect]))
 
 
 @dataclass(frozen=True)
@@ -27,6 +48,11 @@ class Transaction:
     connection: Connection
     repository_id: int
     url: str
+
+    @property
+    def snapshot(self) -> ConnectionSnapshot:
+        """What this transaction sees."""
+        return ConnectionSnapshot(self.connection)
 
     def now(self) -> datetime:
         """The database's clock. Ask after the lock: waiting for it takes time."""

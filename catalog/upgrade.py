@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Identity, text
-
 from ckptfmt.catalog.failures import translated
-from ckptfmt.catalog.location import SQLITE_DRIVERS, display, parse, sqlite_path
+from ckptfmt.catalog.location import display, is_sqlite, sqlite_path
 from ckptfmt.catalog.revision import HEAD, VERSION_TABLE, require_head, stored_revision
-from ckptfmt.catalog.schema import metadata
+from ckptfmt.catalog.snapshot import Snapshot
 from ckptfmt.catalog.sqlite import SqliteSessions
 from ckptfmt.catalog.triggers import trigger_sql
 from ckptfmt.catalog.view_sql import view_sql
@@ -26,6 +24,7 @@ from ckptfmt.errors import CatalogError, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from alembic.config import Config
+    from sqlalchemy import Connection
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,8 @@ class CatalogCheck:
 def current(url: str) -> str | None:
     """Return the schema revision of the database, None if it has no schema yet."""
     sessions = _existing(url, "ro")
-    with translated(display(url)), sessions.read() as connection:
-        return stored_revision(connection, display(url))
+    with translated(display(url)), sessions.read() as snapshot:
+        return stored_revision(snapshot, display(url))
 
 
 def upgrade(url: str) -> str:
@@ -57,11 +56,13 @@ def create_schema(url: str) -> None:
     path = sqlite_path(url)
     if not path.parent.is_dir():
         raise CatalogError(f"the folder of the catalog {shown} does not exist: create {path.parent}")
+    from ckptfmt.catalog.transaction import ConnectionSnapshot
+
     sessions = SqliteSessions(path, mode="rwc")
     with translated(shown):
         sessions.choose_journal()
         with sessions.write() as connection:
-            revision = stored_revision(connection, shown)
+            revision = stored_revision(ConnectionSnapshot(connection), shown)
             if revision is not None and revision >= HEAD:
                 require_head(revision, shown)
                 return
@@ -76,13 +77,13 @@ def check(url: str) -> CatalogCheck:
     problems: list[str] = []
     revision: str | None = None
     try:
-        with translated(shown), sessions.read() as connection:
-            revision = stored_revision(connection, shown)
+        with translated(shown), sessions.read() as snapshot:
+            revision = stored_revision(snapshot, shown)
             require_head(revision, shown)
-            problems += _integrity(connection)
-            problems += _objects(connection, "trigger", trigger_sql("sqlite"))
-            problems += _objects(connection, "view", view_sql("sqlite"))
-            problems += _drift(connection)
+            problems += _integrity(snapshot)
+            problems += _objects(snapshot, "trigger", trigger_sql("sqlite"))
+            problems += _objects(snapshot, "view", view_sql("sqlite"))
+            problems += _drift(sessions)
     except CatalogError as error:
         problems.append(str(error))
     return CatalogCheck(url=shown, revision=revision, problems=tuple(problems))
@@ -93,7 +94,7 @@ def backup(url: str, target: str | Path) -> Path:
 
     The copy is checked and durable when this returns. Raises ``InvalidInput`` if ``target`` exists.
     """
-    if parse(url).drivername not in SQLITE_DRIVERS:
+    if not is_sqlite(url):
         raise InvalidInput(f"the catalog {display(url)} is not a file: back it up with pg_dump")
     path = _existing(url, "ro").path
     target = Path(target).absolute()
@@ -143,20 +144,19 @@ def _existing(url: str, mode: Any) -> SqliteSessions:
     return SqliteSessions(path, mode=mode)
 
 
-def _integrity(connection: Connection) -> list[str]:
+def _integrity(snapshot: Snapshot) -> list[str]:
     problems = [
         f"damage: {line}; restore the last `ckptfmt db backup`"
-        for line in connection.execute(text("PRAGMA integrity_check")).scalars()
+        for (line,) in snapshot.rows("PRAGMA integrity_check")
         if line != "ok"
     ]
-    for row in connection.execute(text("PRAGMA foreign_key_check")):
+    for row in snapshot.rows("PRAGMA foreign_key_check"):
         problems.append(f"row {row[1]} of table {row[0]} refers to a missing row of {row[2]}; restore a backup")
     return problems
 
 
-def _objects(connection: Connection, kind: str, wanted: dict[str, str]) -> list[str]:
-    query = text("SELECT name, sql FROM sqlite_master WHERE type = :kind")
-    found: dict[str, str] = {row.name: row.sql for row in connection.execute(query, {"kind": kind})}
+def _objects(snapshot: Snapshot, kind: str, wanted: dict[str, str]) -> list[str]:
+    found: dict[str, str] = dict(snapshot.rows("SELECT name, sql FROM sqlite_master WHERE type = :kind", kind=kind))
     problems = [f"the {kind} {name} is missing; restore a backup" for name in wanted if name not in found]
     for name, sql in found.items():
         if name not in wanted:
@@ -166,19 +166,22 @@ def _objects(connection: Connection, kind: str, wanted: dict[str, str]) -> list[
     return problems
 
 
-def _drift(connection: Connection) -> list[str]:
+def _drift(sessions: SqliteSessions) -> list[str]:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    context = MigrationContext.configure(
-        connection, opts={"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
-    )
-    changes = compare_metadata(context, metadata)
+    from ckptfmt.catalog.schema import metadata
+
+    options = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
+    with sessions.inspect() as connection:
+        changes = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
     return [f"the schema drifted: {change}; restore a backup" for change in changes if not _is_identity(change)]
 
 
 def _is_identity(change: Any) -> bool:
     """SQLite has AUTOINCREMENT in place of identity columns, which Alembic takes for a difference."""
+    from sqlalchemy import Identity
+
     return isinstance(change, list) and all(
         step[0] == "modify_default" and isinstance(step[-1], Identity) for step in change
     )

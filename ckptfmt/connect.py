@@ -128,7 +128,13 @@ def catalog_url(backend: Backend, claim: verdict.CatalogClaim | None, given: str
             )
         if mode == "r":
             return None
-    return f"sqlite:///{embedded_path(backend)}"
+    return embedded_url(backend)
+
+
+def embedded_url(backend: Backend) -> str:
+    from ckptfmt.catalog.location import sqlite_url
+
+    return sqlite_url(embedded_path(backend))
 
 
 def embedded_path(backend: Backend) -> Any:
@@ -248,7 +254,7 @@ def _check_claim(
     if claim is None:
         if mode == "r":
             return
-        embedded = backend.traits.local and sql.url == f"sqlite:///{embedded_path(backend)}"
+        embedded = backend.traits.local and sql.url == embedded_url(backend)
         new = verdict.CatalogClaim(
             repository=repository,
             catalog=identity.uuid,

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event
-from sqlalchemy.engine import Engine
 
-from ckptfmt.catalog.sql import SqlCatalog
+from ckptfmt.catalog.snapshot import SqliteSnapshot
 from ckptfmt.errors import CatalogError, CkptError
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog
@@ -79,7 +78,9 @@ def test_the_calls_are_all_methods_of_the_port(make_catalog: MakeCatalog) -> Non
 
 
 @pytest.mark.parametrize("damage", ["not a database", "gone", "tables gone", "disk error"])
-def test_no_foreign_exception_escapes(make_catalog: MakeCatalog, database: Path, damage: str) -> None:
+def test_no_foreign_exception_escapes(
+    make_catalog: MakeCatalog, database: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
     catalog = make_catalog()
     calls = _calls(catalog, Job.start(catalog))
     if damage == "not a database":
@@ -91,7 +92,7 @@ def test_no_foreign_exception_escapes(make_catalog: MakeCatalog, database: Path,
         with closing(sqlite3.connect(database)) as connection:
             connection.execute("CREATE TABLE other (x)")
     else:
-        _fail_every_statement(catalog)
+        _fail_every_statement(catalog, monkeypatch)
     for name, call in calls.items():
         if damage == "tables gone" and name == "database_now":
             continue
@@ -104,20 +105,16 @@ def test_no_foreign_exception_escapes(make_catalog: MakeCatalog, database: Path,
         assert not database.exists()
 
 
-def _fail_every_statement(catalog: Any) -> None:
+def _fail_every_statement(catalog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR
 
-    def fail(*args: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    for engine in _engines(catalog):
-        event.listen(engine, "before_cursor_execute", fail)
-
-
-def _engines(catalog: SqlCatalog) -> list[Engine]:
-    catalog.runs()
-    return [catalog._sessions._reader, catalog._sessions._writer]  # type: ignore[attr-defined]
+    monkeypatch.setattr(SqliteSnapshot, "rows", fail)
+    with catalog._sessions.write() as connection:
+        event.listen(connection.engine, "before_cursor_execute", fail)
 
 
 def test_a_refused_rule_is_told_as_such(make_catalog: MakeCatalog, raw: RawSql) -> None:

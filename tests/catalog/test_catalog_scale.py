@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import time
 from contextlib import closing
@@ -9,17 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from ckptfmt.catalog.clock import SQLITE_NOW
+from ckptfmt.catalog.open import open_catalog
+from ckptfmt.catalog.snapshot import SqliteSnapshot
 from ckptfmt.format.states import State
-from ckptfmt.testing.catalogs import Job, MakeCatalog
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.testing.catalogs import REPOSITORY, Job
 
 
-@pytest.fixture
-def full(database: Path, make_catalog: MakeCatalog) -> Path:
-    """10,000 committed generations with their ranks, by raw SQL."""
-    launch = Job.start(make_catalog()).launch
+def _open(path: Path, mode: Any = "r") -> Catalog:
+    return open_catalog(f"sqlite:///{path}", repository=REPOSITORY, display_url="/ckpts", mode=mode, create=False)
+
+
+@pytest.fixture(scope="module")
+def full(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """10,000 committed generations with their ranks, by raw SQL. Not to be changed."""
+    database = Path(shutil.copy(migrated, tmp_path_factory.mktemp("full") / "catalog.sqlite"))
+    launch = Job.start(_open(database, "w")).launch
     columns = (
         'repository_id, run_id, launch_id, save_number, "key", step, state, fence, world_size, epoch, created_at,'
         " manifest_name, manifest_digest, manifest_bytes, nbytes"
@@ -43,20 +51,23 @@ def full(database: Path, make_catalog: MakeCatalog) -> Path:
     return database
 
 
-def _statements(catalog: Any) -> list[str]:
-    seen: list[str] = []
-    catalog.runs()
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """The queries that were run, with their values."""
+    queries: list[tuple[str, dict[str, Any]]] = []
+    rows = SqliteSnapshot.rows
 
-    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        seen.append(statement)
+    def noted(self: SqliteSnapshot, query: str, **values: Any) -> Any:
+        queries.append((query, values))
+        return rows(self, query, **values)
 
-    event.listen(catalog._sessions._reader, "before_cursor_execute", note)
-    return seen
+    monkeypatch.setattr(SqliteSnapshot, "rows", noted)
+    return queries
 
 
-def test_a_listing_is_two_queries(full: Path, make_catalog: MakeCatalog) -> None:
-    catalog = make_catalog()
-    seen = _statements(catalog)
+def test_a_listing_is_two_queries(full: Path, seen: list[tuple[str, dict[str, Any]]]) -> None:
+    catalog = _open(full)
+    seen.clear()
     started = time.perf_counter()
     listed = catalog.generations(run="llama", states=[State.COMMITTED])
     seconds = time.perf_counter() - started
@@ -70,15 +81,8 @@ def test_a_listing_is_two_queries(full: Path, make_catalog: MakeCatalog) -> None
 
 
 @pytest.mark.parametrize("call", ["ls", "ls limit", "latest", "step", "key", "id", "tagged"])
-def test_no_question_scans_the_table(full: Path, make_catalog: MakeCatalog, call: str) -> None:
-    catalog = make_catalog()
-    seen: list[tuple[str, Any]] = []
-    catalog.runs()
-
-    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> None:
-        seen.append((statement, parameters))
-
-    event.listen(catalog._sessions._reader, "before_cursor_execute", note)  # type: ignore[attr-defined]
+def test_no_question_scans_the_table(full: Path, seen: list[tuple[str, dict[str, Any]]], call: str) -> None:
+    catalog = _open(full)
     asked = {
         "ls": lambda: catalog.generations(run="llama", states=[State.COMMITTED]),
         "ls limit": lambda: catalog.generations(run="llama", states=[State.COMMITTED], limit=5),
@@ -88,6 +92,7 @@ def test_no_question_scans_the_table(full: Path, make_catalog: MakeCatalog, call
         "id": lambda: catalog.generation(77),
         "tagged": lambda: catalog.tagged("llama", "tag-50"),
     }
+    seen.clear()
     asked[call]()
     statement, parameters = seen[0]
     with closing(sqlite3.connect(full)) as connection:
@@ -95,8 +100,8 @@ def test_no_question_scans_the_table(full: Path, make_catalog: MakeCatalog, call
     assert not [line for line in plan if line.startswith("SCAN") or "TEMP B-TREE" in line], plan
 
 
-def test_the_views_answer_at_scale(full: Path, make_catalog: MakeCatalog) -> None:
-    catalog = make_catalog()
+def test_the_views_answer_at_scale(full: Path) -> None:
+    catalog = _open(full)
     for name in ("latest_committed", "commit_lag", "in_flight", "flush_errors", "space_by_run"):
         started = time.perf_counter()
         rows = catalog.view(name)

@@ -212,12 +212,12 @@ def test_reading_works_without_torch(repository: Path, tmp_path: Path, arguments
     assert done.returncode == 0, done.stderr
 
 
-def test_ls_imports_neither_torch_nor_numpy_nor_alembic(repository: Path) -> None:
+def test_ls_imports_neither_torch_nor_numpy_nor_sqlalchemy(repository: Path) -> None:
     code = (
         "import sys\nfrom ckptfmt.cli.main import main\n"
         f"try: main(['ls', {str(repository)!r}])\n"
         "except SystemExit: pass\n"
-        "print(*sorted({'torch', 'numpy', 'alembic', 'typer', 'rich', 'pydantic'} & sys.modules.keys()))"
+        "print(*sorted({'torch', 'numpy', 'alembic', 'sqlalchemy', 'typer', 'rich', 'pydantic'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "", done.stdout + done.stderr

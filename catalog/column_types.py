@@ -1,0 +1,53 @@
+"""Times as SQLAlchemy sees them: the column type, and the database's clock in an expression."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import DateTime, Dialect, String
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from ckptfmt.catalog.clock import POSTGRESQL_NOW, SQLITE_NOW, moment_or_none, to_text
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware datetime, always UTC, exact to the microsecond."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(String(26))
+        return dialect.type_descriptor(DateTime(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise TypeError(f"the catalog stores aware datetimes only, not {value!r}")
+        return to_text(value) if dialect.name == "sqlite" else value.astimezone(UTC)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        return moment_or_none(value)
+
+
+class database_now(FunctionElement[datetime]):
+    """The database's clock at the moment of evaluation (not the transaction's start)."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+@compiles(database_now)
+def _now(element: database_now, compiler: SQLCompiler, **kw: Any) -> str:
+    return POSTGRESQL_NOW
+
+
+@compiles(database_now, "sqlite")
+def _now_sqlite(element: database_now, compiler: SQLCompiler, **kw: Any) -> str:
+    return SQLITE_NOW

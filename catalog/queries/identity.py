@@ -1,0 +1,28 @@
+"""Which catalog this is, what it calls a repository, and what time it is there."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ckptfmt.catalog.clock import moment
+from ckptfmt.catalog.snapshot import Snapshot
+from ckptfmt.errors import CatalogError
+from ckptfmt.ports.catalog import CatalogIdentity
+
+
+def identity(snapshot: Snapshot) -> CatalogIdentity:
+    found = snapshot.rows("SELECT uuid, epoch FROM catalog_meta")
+    if len(found) != 1:
+        raise CatalogError("the catalog does not say who it is (table catalog_meta): run `ckptfmt db check`")
+    return CatalogIdentity(*found[0])
+
+
+def repository(snapshot: Snapshot, uuid: str) -> tuple[int, str] | None:
+    """Id and display URL of the repository; None if the catalog does not know it."""
+    found = snapshot.rows("SELECT id, url FROM repositories WHERE uuid = :uuid", uuid=uuid)
+    return (found[0][0], found[0][1]) if found else None
+
+
+def now(snapshot: Snapshot) -> datetime:
+    ((value,),) = snapshot.rows("SELECT {now}")
+    return moment(value)
