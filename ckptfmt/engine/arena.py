@@ -7,7 +7,6 @@ DataLoader worker would make every later write to it a copy-on-write fault).
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import mmap
 import os
@@ -15,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ckptfmt.engine.transfer import run_all, thread_count
+from ckptfmt.engine.touch import address_of as address_of
+from ckptfmt.engine.touch import populate as populate
 from ckptfmt.errors import CkptError, OutOfSpace
 
 log = logging.getLogger("ckptfmt")
@@ -24,9 +24,6 @@ Undo = Callable[[], None]
 
 PAGE: Final = 4096
 HUGE_PAGE: Final = 2 << 20
-_POPULATE_SLICE: Final = 64 << 20
-_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14; not in the mmap module of Python 3.11
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def map_memory(nbytes: int, *, fork: bool = True) -> memoryview:
@@ -55,25 +52,6 @@ def map_memory(nbytes: int, *, fork: bool = True) -> memoryview:
             except OSError:  # a kernel without huge pages, say: slower, not wrong
                 log.debug("madvise(%s) was refused for %d bytes", name, length)
     return memoryview(region)
-
-
-def address_of(view: memoryview) -> int:
-    """Address of the first byte of a writable view (0 for an empty one)."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes else 0
-
-
-def populate(view: memoryview) -> None:
-    """Touch every page of ``view``, in slices and without holding the interpreter lock."""
-    base = address_of(view)
-
-    def touch(start: int) -> None:
-        length = min(_POPULATE_SLICE, view.nbytes - start)
-        failed = _libc.madvise(ctypes.c_void_p(base + start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE)
-        if failed:  # older kernels: write to the pages, once each
-            ctypes.memset(base + start, 0, length)
-
-    starts = range(0, view.nbytes, _POPULATE_SLICE)
-    run_all([lambda start=start: touch(start) for start in starts], threads=thread_count(), name="ckptfmt-touch")  # type: ignore[misc]
 
 
 class Arena:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from ckptfmt.engine.plan import align_down, align_up
-from ckptfmt.engine.transfer import IO_BYTES, run_all, thread_count
+from ckptfmt.engine.touch import touched_ahead
+from ckptfmt.engine.transfer import IO_BYTES, IO_THREADS, run_all
 from ckptfmt.errors import Corrupt
 from ckptfmt.format import checksum
 from ckptfmt.ports.backend import Backend
@@ -123,7 +124,8 @@ def read_regions(
     tasks = [
         lambda region=region, unit=unit: read(region, unit) for region in plan.regions for unit in read_units(region)
     ]
-    run_all(tasks, threads=thread_count(), name="ckptfmt-read")
+    with touched_ahead(memory[: plan.memory_bytes]):
+        run_all(tasks, threads=IO_THREADS, name="ckptfmt-read")
 
 
 def read_units(region: Region) -> list[ReadUnit]:
