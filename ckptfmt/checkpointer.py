@@ -36,10 +36,11 @@ from ckptfmt.errors import (
     OutOfSpace,
     Unavailable,
 )
+from ckptfmt.flights import Flight, Flights
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.states import State
 from ckptfmt.pending import PendingSave
-from ckptfmt.policy import PreemptionFlag, SavePolicy
+from ckptfmt.policy import Modes, PreemptionFlag, SavePolicy
 from ckptfmt.reference import At
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Checkpointer:
         context: LaunchContext,
         *,
         policy: SavePolicy,
+        modes: Modes,
         flag: PreemptionFlag,
         families: Callable[[], Families],
         open_row: Callable[[GenerationRecord], Generation],
@@ -64,22 +66,20 @@ class Checkpointer:
     ) -> None:
         self._context = context
         self._policy = policy
+        self._modes = modes
         self._flag = flag
         self._families = families
         self._open_row = open_row
         self._open_at = open_at
-        self._arena = Arena(self._pin)
-        self._abandoned: list[tuple[Arena, Background]] = []
-        """Arenas that a hung writer may still read: they are dropped once it is gone."""
         self._planner = Planner()
         self._preparing: Background | None = None
-        self._current: tuple[PendingSave, SaveSession, Background] | None = None
+        self._flights = Flights(lambda: Arena(self._pin), limit=modes.in_flight_max)
         self._next_n = 0
         self._last: GenerationRecord | None = None
         self._closed = False
         self._pid = os.getpid()
         beat = min(5.0, max(0.05, context.commit_timeout / 4))
-        self._lease = Lease(context.site.sql(), context.launch, on_beat=self._watch, beat_seconds=beat)
+        self._lease = Lease(context.site.sql(), context.launch, on_beat=self._flights.expire_overdue, beat_seconds=beat)
         exits.register(self)
 
     # -- what it knows --------------------------------------------------------------------------
@@ -90,16 +90,14 @@ class Checkpointer:
 
     @property
     def in_flight(self) -> tuple[PendingSave, ...]:
-        current = self._current
-        return (current[0],) if current is not None and not current[0].done() else ()
+        """The saves that are neither committed nor failed, oldest first."""
+        return self._flights.pending
 
     @property
     def last_committed(self) -> GenerationInfo | None:
         """The newest committed generation that this checkpointer saved or restored."""
-        current = self._current
-        if current is not None and current[0].row is not None:
-            return GenerationInfo.of(current[0].row)  # its callback may not have run yet
-        return None if self._last is None else GenerationInfo.of(self._last)
+        row = self._flights.newest_row() or self._last  # a callback may not have run yet
+        return None if row is None else GenerationInfo.of(row)
 
     # -- saving ---------------------------------------------------------------------------------
     def should_save(self, step: int) -> bool:
@@ -111,15 +109,16 @@ class Checkpointer:
         """Plan the state and touch the arena in the background, so that the first save is as quick as the second."""
         self._check_usable()
         self._join_preparation()
+        self._flights.land()
         plan = plan_state(state, families=self._families(), planner=self._planner)
-        if not self.in_flight:
-            self._arena.reserve(plan.arena_bytes)
-            self._prefault()
+        if not self._flights.full:
+            self._prefault(plan.arena_bytes)
 
     def save(self, state: Any, *, step: int, metadata: Any = None, tags: Sequence[str] = ()) -> PendingSave | None:
         """Freeze ``state`` and write it in the background; on return the caller may change everything.
 
-        One save is in flight: the next waits for its verdict, or with ``on_busy="skip"`` returns None. Raises the
+        While ``in_flight_max`` saves are in flight the next one waits for the oldest one's verdict, or with
+        ``on_busy="skip"`` returns None. Generations are committed in the order of their saves. Raises the
         ``SaveFailed`` of an earlier save that nobody has seen, ``Fenced`` once a newer launch owns the run,
         ``UnsupportedValue`` naming the path of what cannot be stored, ``OutOfSpace`` if host memory is short.
         """
@@ -127,10 +126,10 @@ class Checkpointer:
         self._check_step(step, tags)
         n, self._next_n = self._next_n, self._next_n + 1
         began = time.perf_counter()
-        if self.in_flight and self._policy.on_busy == "skip":
+        if self._flights.full and self._policy.on_busy == "skip":
             self._record_skip(n, step)
             return None
-        self._join_current()
+        self._flights.make_room()
         self._lease.check()
         self._join_preparation()
         busy = time.perf_counter() - began
@@ -142,26 +141,38 @@ class Checkpointer:
             created_at=verdict.timestamp(datetime.now(UTC)),
         )
         pending = PendingSave(key=order.key, step=step, run=self._context.run.name, open_generation=self._open_row)
-        snapshot = take_snapshot(state, metadata, families=self._families(), planner=self._planner, arena=self._arena)
         pending.busy_seconds = busy
-        session = SaveSession(self._context, order, snapshot, pending)
-        thread = Background(session.run, name=f"ckptfmt-save-{self._context.run.name}-{n}")
         pending.add_done_callback(self._finished)
+        snapshot = self._begin(order, state, metadata, pending)
         self._policy.saved(preempted=self.preempted)
         self._lease.last_step = step if self._lease.last_step is None else max(step, self._lease.last_step)
-        self._begin(pending, session, thread, snapshot)
-        pending.stall_seconds = snapshot.freeze()
+        try:
+            pending.stall_seconds = snapshot.freeze()
+        except Exception:
+            failure = pending.exception()  # writing meets the same error: it is told once
+            if failure is not None:
+                raise failure from failure.__cause__
+            raise
         pending.advance("frozen")
         return pending
 
-    def _begin(self, pending: PendingSave, session: SaveSession, thread: Background, snapshot: Snapshot) -> None:
-        """Start writing what is final, while a device may still be copying the rest."""
+    def _begin(self, order: SaveOrder, state: Any, metadata: Any, pending: PendingSave) -> Snapshot:
+        """Take the snapshot and start to write what is final, while a device may still be copying the rest."""
+        arena = self._flights.take_arena()
         try:
-            thread.start()
-        except BaseException:  # no thread, no save: the arena is ours again once the device has ended
-            snapshot.wait()
+            snapshot = take_snapshot(state, metadata, families=self._families(), planner=self._planner, arena=arena)
+            session = SaveSession(self._context, order, snapshot, pending, earlier=self.in_flight)
+            thread = Background(session.run, name=f"ckptfmt-save-{pending.run}-{order.n}")
+        except BaseException:
+            self._flights.give_back(arena)
             raise
-        self._current = (pending, session, thread)
+        try:
+            self._flights.start(Flight(pending, session, thread, arena))
+        except RuntimeError:  # no thread, no save: the arena is ours again once the device has ended
+            snapshot.wait()
+            self._flights.give_back(arena)
+            raise
+        return snapshot
 
     def _record_skip(self, n: int, step: int) -> None:
         launch = self._context.launch
@@ -184,7 +195,8 @@ class Checkpointer:
             if fenced is not None:
                 self._lease.lost(fenced)
             return
-        self._last = row
+        if self._last is None or (self._last.commit_seq or 0) < (row.commit_seq or 0):
+            self._last = row
         if row.commit_fence != self._context.launch.fence:
             self._lease.lost(
                 Fenced(
@@ -204,27 +216,6 @@ class Checkpointer:
             lag,
         )
 
-    def _watch(self) -> None:
-        """From the lease's heartbeat: a save past its deadline is aborted on behalf of a writer that hangs."""
-        current = self._current
-        if current is None or current[0].done() or not current[1].overdue:
-            return
-        # Its writer may still hold the arena: the next save gets another one.
-        self._abandoned.append((self._arena, current[2]))
-        self._arena, self._planner = Arena(self._pin), Planner()
-        current[1].expire()
-
-    def _join_current(self, timeout: float | None = None) -> None:
-        """Wait for the save in flight and raise its error if nobody has been told."""
-        if self._current is None:
-            return
-        pending, session, thread = self._current
-        pending.wait_done(timeout)
-        if not session.overdue:  # a writer that hangs is not waited for: its handle has failed already
-            thread.join(timeout)
-        self._current = None
-        pending.surface()
-
     # -- restoring ------------------------------------------------------------------------------
     def restore(
         self,
@@ -243,7 +234,7 @@ class Checkpointer:
         catalog, and told in the report. ``Mismatch``, ``Corrupt`` and the rest are as of ``ckptfmt.restore``.
         """
         self._check_usable()
-        self._join_current()
+        self._flights.settle()
         self._join_preparation()
         options = RestoreOptions(strict=strict, cast=cast, keys=keys, rename=rename)
         run = self._context.site.sql().ensure_run(self._context.run.name, self._context.run.key)
@@ -261,14 +252,14 @@ class Checkpointer:
     def _restore_first(self, into: Any, at: At, options: RestoreOptions, fallback: bool) -> RestoreReport:
         """The wanted generation; or with ``fallback``, and nothing named by ``at``, the newest that is readable."""
         if at is not None or not fallback:
-            return self._open_at(at).restore_with(into, options, arena=self._arena)
+            return self._open_at(at).restore_with(into, options, arena=self._flights.idle_arena())
         rows = self._context.site.sql().generations(run=self._context.run.name, states=[State.COMMITTED])
         unreadable: list[int] = []
         for row in rows:
             if row.quarantined_at is not None:
                 continue
             try:
-                report = self._open_row(row).restore_with(into, options, arena=self._arena)
+                report = self._open_row(row).restore_with(into, options, arena=self._flights.idle_arena())
             except (FormatError, NotFound, BackendError) as error:
                 if isinstance(error, Unavailable | AccessDenied | OutOfSpace):
                     raise  # this says nothing of the generation: an older one would not fare better
@@ -276,7 +267,8 @@ class Checkpointer:
                 unreadable.append(row.id)
                 continue
             return self._fell_back(report, unreadable) if unreadable else report
-        return self._open_at(None).restore_with(into, options, arena=self._arena)  # raises what the newest one raises
+        # Raises what the newest one raises.
+        return self._open_at(None).restore_with(into, options, arena=self._flights.idle_arena())
 
     def _fell_back(self, report: RestoreReport, unreadable: list[int]) -> RestoreReport:
         log.error(
@@ -295,8 +287,11 @@ class Checkpointer:
         return dataclasses.replace(report, fell_back_from=tuple(unreadable))
 
     # -- the arena, ahead of time -----------------------------------------------------------------
-    def _prefault(self) -> None:
-        self._preparing = Background(self._arena.populate, name="ckptfmt-prepare")
+    def _prefault(self, nbytes: int = 0) -> None:
+        """Touch the arena of the next save in the background; ``nbytes``: what it has to hold at least."""
+        arena = self._flights.idle_arena()
+        arena.reserve(nbytes)
+        self._preparing = Background(arena.populate, name="ckptfmt-prepare")
         self._preparing.start()
 
     def _join_preparation(self) -> None:
@@ -318,27 +313,26 @@ class Checkpointer:
 
     # -- ending ---------------------------------------------------------------------------------
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the save in flight. Raises its ``SaveFailed``, or ``TimeoutError``."""
-        self._join_current(timeout)
+        """Wait for the saves in flight. Raises the ``SaveFailed`` of those that failed, or ``TimeoutError``."""
+        self._flights.settle(timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Drain, release the run's lease and give the memory back. Raises a ``SaveFailed`` that nobody has seen."""
         if self._closed or os.getpid() != self._pid:
             return
         try:
-            self._join_current(timeout)
+            self._flights.settle(timeout)
         except CkptError:
             self._shut()
             raise
-        self._shut()  # not after a timeout or an interrupt: the save is still in flight, and exit drains it
+        self._shut()  # not after a timeout or an interrupt: a save is still in flight, and exit drains it
 
     def _shut(self) -> None:
         self._closed = True
         self._join_preparation()
         self._lease.close()
         self._flag.close()
-        for arena in [self._arena, *(arena for arena, writer in self._abandoned if not writer.alive())]:
-            arena.drop()
+        self._flights.drop_arenas()
         exits.forget(self)
 
     def __enter__(self) -> Checkpointer:

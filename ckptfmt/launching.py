@@ -13,7 +13,7 @@ from ckptfmt.engine.save.context import LaunchContext
 from ckptfmt.engine.save.launch import acquire, launch_token
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format import layout
-from ckptfmt.policy import PreemptionFlag, SavePolicy
+from ckptfmt.policy import Modes, PreemptionFlag, SavePolicy
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class LaunchOrder:
 
     run: str
     policy: SavePolicy
+    modes: Modes
     signals: tuple[int, ...]
     commit_timeout: float
     token: str | None
@@ -52,6 +53,7 @@ def begin_launch(connection: connect.Connection, order: LaunchOrder) -> Checkpoi
         return Checkpointer(
             context,
             policy=order.policy,
+            modes=order.modes,
             flag=flag,
             families=connect.live_families,
             open_row=partial(reading.open_record, connection),

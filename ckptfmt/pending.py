@@ -154,13 +154,6 @@ class PendingSave:
         """The error if nobody has been told of it yet."""
         return None if self._observed else self._error
 
-    def surface(self) -> None:
-        """Raise the error if nobody has been told of it yet."""
-        error = self.unseen_error()
-        if error is not None:
-            self._observed = True
-            raise error
-
     def __repr__(self) -> str:
         number = "?" if self.generation_id is None else self.generation_id
         return f"<PendingSave #{number} of run {self.run!r}, step {self.step}, {self._stage}>"

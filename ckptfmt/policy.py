@@ -1,4 +1,4 @@
-"""When to save: steps, seconds, preemption signals, and what to do while a save is in flight."""
+"""When to save: steps, seconds, preemption signals, what to do while a save is in flight, and how saves use memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
@@ -16,6 +17,20 @@ from ckptfmt.errors import InvalidInput
 log = logging.getLogger("ckptfmt")
 
 BusyRule = Literal["wait", "skip"]
+
+
+@dataclass(frozen=True)
+class Modes:
+    """How saves use memory."""
+
+    in_flight_max: int = 1
+
+    def __post_init__(self) -> None:
+        if type(self.in_flight_max) is not int or self.in_flight_max not in (1, 2):
+            raise InvalidInput(
+                f"in_flight_max={self.in_flight_max!r}: give 1, or 2 for two snapshots; more would only queue up, "
+                "since generations are committed one after the other"
+            )
 
 
 class SavePolicy:

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ckptfmt import connect, exits, overview, reading
 from ckptfmt.engine.keep import gc, recover
@@ -14,7 +14,7 @@ from ckptfmt.engine.reports import GcReport, GenerationInfo, RecoverReport, RunI
 from ckptfmt.engine.save.launch import acquire
 from ckptfmt.errors import InvalidInput
 from ckptfmt.generation import Generation
-from ckptfmt.policy import SavePolicy
+from ckptfmt.policy import BusyRule, Modes, SavePolicy
 from ckptfmt.reference import At
 
 if TYPE_CHECKING:
@@ -49,23 +49,25 @@ class Repository:
         every_steps: int | None = None,
         every_seconds: float | None = None,
         preempt_signals: Sequence[int] = (),
-        on_busy: Literal["wait", "skip"] = "wait",
+        on_busy: BusyRule = "wait",
+        in_flight_max: int = 1,
         commit_timeout: float = 600.0,
         launch: str | None = None,
         takeover: bool = False,
     ) -> Checkpointer:
         """Begin a launch of ``run`` (default "default"): take its lease, settle what an older launch left.
 
+        ``in_flight_max=2`` lets a save begin while the one before is still being written: two snapshots in host memory.
         ``Conflict`` names a live holder; ``takeover=True`` fences it.
         """
         from ckptfmt.launching import LaunchOrder, begin_launch
 
         self._check_writable("saving")
         policy = SavePolicy(every_steps=every_steps, every_seconds=every_seconds, on_busy=on_busy)
+        modes = Modes(in_flight_max)
         name = run or self._run or "default"
-        order = LaunchOrder(name, policy, tuple(preempt_signals), commit_timeout, launch, takeover)
-        checkpointer = begin_launch(self._connection, order)
-        self._checkpointers.add(checkpointer)
+        order = LaunchOrder(name, policy, modes, tuple(preempt_signals), commit_timeout, launch, takeover)
+        self._checkpointers.add(checkpointer := begin_launch(self._connection, order))
         return checkpointer
 
     def runs(self) -> list[RunInfo]:

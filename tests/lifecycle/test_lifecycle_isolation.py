@@ -216,7 +216,8 @@ with ckptfmt.open(sys.argv[1]) as repository, repository.checkpointer() as check
         pending.result()
         forked += stalls(checkpointer, step * 10, 1)  # the first one after the fork
     import ctypes
-    begin = ctypes.addressof(ctypes.c_char.from_buffer(checkpointer._arena.view(0, 1)))
+    checkpointer.wait()
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(checkpointer._flights.idle_arena().view(0, 1)))
     flags, inside = "", False
     for line in open("/proc/self/smaps"):
         head = line.split()[0]

@@ -31,7 +31,7 @@ INSIDE = {
     "GenerationInfo": {"of"},
     "PendingSave": {
         *("advance", "began", "succeeded", "failed"),  # told by the save's thread
-        *("row", "error", "wait_done", "unseen_error", "surface"),  # asked by the checkpointer
+        *("row", "error", "wait_done", "unseen_error"),  # asked by the checkpointer
     },
     "Rng": {"state", "restore", "check"},
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ckptfmt.engine import protocol, verdicts
 from ckptfmt.engine.opened import open_proven, read_manifest
@@ -49,7 +49,7 @@ def recover(site: Site, run: str | None, *, dry_run: bool, acquire: Acquire) -> 
 
 def _settle_run(site: Site, run: str, *, dry_run: bool, acquire: Acquire) -> list[RecoverAction]:
     catalog = site.sql()
-    rows = catalog.generations(run=run, states=_UNFINISHED)
+    rows = _in_order(catalog.generations(run=run, states=_UNFINISHED))
     if not rows:
         return []
     if dry_run:
@@ -68,7 +68,12 @@ def _settle_run(site: Site, run: str, *, dry_run: bool, acquire: Acquire) -> lis
 def settle_older(site: Site, run: str, launch: LaunchRecord) -> list[RecoverAction]:
     """Settle every ``writing`` or ``durable`` row of launches with a lower fence, oldest first."""
     rows = [row for row in site.sql().generations(run=run, states=_UNFINISHED) if row.fence < launch.fence]
-    return [settle(site, row, fence=launch.fence) for row in sorted(rows, key=lambda row: row.id)]
+    return [settle(site, row, fence=launch.fence) for row in _in_order(rows)]
+
+
+def _in_order(rows: Sequence[GenerationRecord]) -> list[GenerationRecord]:
+    """By launch and save number: two saves that were in flight together may have begun in either order."""
+    return sorted(rows, key=lambda row: (row.fence, row.save_number))
 
 
 def settle(site: Site, row: GenerationRecord, *, fence: int) -> RecoverAction:

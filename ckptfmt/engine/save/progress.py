@@ -23,3 +23,10 @@ class Listener(Protocol):
     def succeeded(self, row: GenerationRecord) -> None: ...
 
     def failed(self, error: BaseException) -> None: ...
+
+
+class Earlier(Protocol):
+    """A save of the same launch with a lower number, whose verdict may still be out."""
+
+    def wait_done(self, timeout: float | None = None) -> None:
+        """Block until its verdict is known: its own deadline sees to that."""

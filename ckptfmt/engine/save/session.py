@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ckptfmt.engine import protocol
@@ -12,7 +12,7 @@ from ckptfmt.engine.save.context import LaunchContext, SaveOrder
 from ckptfmt.engine.save.outcome import find_verdict, free_space, with_fence
 from ckptfmt.engine.save.parts import make_part
 from ckptfmt.engine.save.persist import check_space, write_packs
-from ckptfmt.engine.save.progress import Listener
+from ckptfmt.engine.save.progress import Earlier, Listener
 from ckptfmt.engine.save.snapshot import Snapshot
 from ckptfmt.errors import CatalogError, CkptError, Fenced, NotFound, OutcomeUnknown, SaveFailed
 from ckptfmt.format import layout
@@ -28,16 +28,29 @@ T = TypeVar("T")
 
 
 class SaveSession:
-    """Takes one snapshot through C1 to C5. ``run`` never raises: the listener gets the outcome."""
+    """Takes one snapshot through C1 to C5. ``run`` never raises: the listener gets the outcome.
 
-    def __init__(self, context: LaunchContext, order: SaveOrder, snapshot: Snapshot, listener: Listener) -> None:
+    ``earlier`` are the saves of this launch that are still in flight: this one is merged after their verdicts.
+    """
+
+    def __init__(
+        self,
+        context: LaunchContext,
+        order: SaveOrder,
+        snapshot: Snapshot,
+        listener: Listener,
+        earlier: Sequence[Earlier] = (),
+    ) -> None:
         self._context = context
         self._order = order
         self._snapshot: Snapshot | None = snapshot
         self._listener = listener
+        self._earlier = tuple(earlier)
         self._row: GenerationRecord | None = None
         self._stage = "begin"
         self._until = time.monotonic() + context.commit_timeout
+        self._waits = False
+        """For the verdict on an earlier save: our own time does not run."""
         self._expired = False
 
     @property
@@ -79,6 +92,7 @@ class SaveSession:
         self._listener.advance("staged")
         self._stage = "merge"
         self._repeat(lambda: context.coordination.gather(row.id, timeout=max(0.1, self._until - time.monotonic())))
+        self._await_turn()
         protocol.settle_lower(context.site, row, fence=context.launch.fence, until=self._until)
         parent = self._repeat(lambda: protocol.parent_of(context.site, row))
         row = self._row = self._repeat(
@@ -100,7 +114,7 @@ class SaveSession:
                 step=order.step,
                 key=order.key,
                 ranks=range(context.coordination.world_size),
-                deadline_seconds=context.commit_timeout,
+                deadline_seconds=context.commit_timeout * (1 + len(self._earlier)),
                 fence=context.launch.fence,
                 tags=order.tags,
             )
@@ -149,6 +163,19 @@ class SaveSession:
         )
         self._repeat(lambda: context.coordination.report(row.id, report))
 
+    def _await_turn(self) -> None:
+        """Wait for the verdicts on earlier saves: at most until their deadlines, which do not shorten our own."""
+        self._give_up()
+        began = time.monotonic()
+        self._waits = True
+        try:
+            for save in self._earlier:
+                save.wait_done()
+        finally:
+            self._until += time.monotonic() - began
+            self._waits = False
+            self._earlier = ()
+
     def _check_still_writing(self, row: GenerationRecord) -> None:
         """A rank that finds its generation no longer ``writing`` stops."""
         now = self._repeat(lambda: self._context.site.sql().generation(row.id))
@@ -173,7 +200,7 @@ class SaveSession:
     # -- when it goes wrong ---------------------------------------------------------------------
     @property
     def overdue(self) -> bool:
-        return time.monotonic() > self._until
+        return not self._waits and time.monotonic() > self._until
 
     def expire(self) -> None:
         """Called by the watchdog past the deadline: give the verdict on behalf of a writer that does not come back."""
