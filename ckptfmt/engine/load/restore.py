@@ -37,6 +37,8 @@ class RestoreOptions:
     keys: Patterns | None = None
     rename: Rename | None = None
     atomic: bool = True
+    host_bytes_max: int | None = None
+    """Bytes in which an atomic restore may hold what it read; more go through a window, as with ``atomic=False``."""
     rank: int = 0
 
 
@@ -110,7 +112,7 @@ def _execute(
     items = [builder.value(item.node) for item in plan.assigns]
     _check(plan, values)
     changed: list[str] = []
-    if options.atomic:
+    if options.atomic and _fits(plan, options):
         target = map_memory if arena is None else _arena_memory(arena)
         _fill(plan.fills, read_entries(opened, [fill.row for fill in plan.fills], memory=target))
     else:
@@ -123,6 +125,15 @@ def _execute(
     changed = [fill.path for fill in plan.fills]
     _apply(plan, values, items, changed)
     return sum(fill.row.nbytes for fill in plan.fills) + sum(entry.nbytes for entry in entries)
+
+
+def _fits(plan: RestorePlan, options: RestoreOptions) -> bool:
+    """Whether the bytes of all live tensors may lie in host memory at once."""
+    if options.host_bytes_max is None:
+        return True
+    return (
+        sum({(fill.row.name, fill.row.rank): fill.row.nbytes for fill in plan.fills}.values()) <= options.host_bytes_max
+    )
 
 
 def _translated(item: Apply, value: Any) -> Any:
