@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ckptfmt.catalog.clock import moment, moment_or_none
+from ckptfmt.catalog.clock import moment
 from ckptfmt.catalog.snapshot import Row, Snapshot
 from ckptfmt.errors import InvalidInput, NotFound
 from ckptfmt.format.states import State
@@ -155,7 +155,8 @@ def _records(rows: Iterable[Row], tags: dict[int, tuple[str, ...]]) -> list[Gene
 def _record(row: Row, tags: tuple[str, ...]) -> GenerationRecord:
     values = dict(zip(_NAMES, row, strict=True))
     for name in _TIMES:
-        values[name] = moment_or_none(values[name])
+        if values[name] is not None:
+            values[name] = moment(values[name])
     values["state"] = State(values["state"])
     values["pinned"] = bool(values["pinned"])
     return GenerationRecord(tags=tags, **values)

@@ -66,12 +66,10 @@ class Page:
         text = "".join(parts).rstrip()
         if self._width is not None:
             text = crop(text, self._width)
-        self._lines.append("".join(map(self._printed, text)))
+        self._lines.append(_ANY_MARK.sub(self._sequence, clean(text)))
 
-    def _printed(self, character: str) -> str:
-        if character in _SEQUENCES:
-            return _SEQUENCES[character] if self._colour else ""
-        return clean(character)
+    def _sequence(self, mark: re.Match[str]) -> str:
+        return _SEQUENCES[mark[0]] if self._colour else ""
 
     def blank(self) -> None:
         self._lines.append("")
@@ -92,10 +90,9 @@ class Page:
         """Aligned columns; a heading that begins with ``>`` is a column of numbers, aligned right."""
         right = [name.startswith(">") for name in columns]
         names = [style(name.lstrip(">"), "dim") for name in columns]
-        body = [[clean(cell) for cell in row] for row in rows]
-        widths = [max(map(displayed, column)) for column in zip(names, *body, strict=True)]
-        for row in [names, *body]:
-            cells = [_pad(cell, width, at) for cell, width, at in zip(row, widths, right, strict=True)]
+        columns_of_text = [[clean(cell) for cell in column] for column in zip(names, *rows, strict=True)]
+        padded = [_padded(column, at) for column, at in zip(columns_of_text, right, strict=True)]
+        for cells in zip(*padded, strict=True):
             self.line(" " * indent, "  ".join(cells))
 
     def paragraph(self, text: str, *names: str, beside: int = 16) -> str:
@@ -110,9 +107,12 @@ class Page:
         self._lines.clear()
 
 
-def _pad(cell: str, width: int, right: bool) -> str:
-    space = " " * (width - displayed(cell))
-    return space + cell if right else cell + space
+def _padded(column: Sequence[str], right: bool) -> list[str]:
+    """All cells as wide as the widest."""
+    widths = [displayed(cell) for cell in column]
+    widest = max(widths)
+    spaces = [" " * (widest - width) for width in widths]
+    return [space + cell if right else cell + space for cell, space in zip(column, spaces, strict=True)]
 
 
 def style(text: str, *names: str) -> str:
@@ -122,7 +122,7 @@ def style(text: str, *names: str) -> str:
 
 def clean(text: str) -> str:
     """Names and reasons come from files: control characters and lone surrogates are shown as escapes."""
-    if text.isprintable():
+    if text.isprintable() or _ANY_MARK.sub("", text).isprintable():
         return text
     return "".join(
         c if c.isprintable() or c in _SEQUENCES else c.encode("unicode_escape").decode("ascii") for c in text
