@@ -24,6 +24,7 @@ PRELOADED = (
     "benchmarks.saving",
     "ckptfmt.backends.posix",
     "ckptfmt.catalog.open",
+    "ckptfmt.catalog.sql",
     "ckptfmt.checkpointer",
     "ckptfmt.launching",
     "ckptfmt.oneshot",

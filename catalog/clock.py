@@ -24,7 +24,7 @@ def to_text(value: datetime) -> str:
 
 def from_text(value: str) -> datetime:
     """Read the SQLite form back."""
-    return datetime.fromisoformat(value).replace(tzinfo=UTC)
+    return datetime.fromisoformat(f"{value}+00:00")
 
 
 def moment(value: Any) -> datetime:

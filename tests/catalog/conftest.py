@@ -14,7 +14,7 @@ import pytest
 
 from ckptfmt.catalog.clock import to_text
 from ckptfmt.catalog.open import open_catalog
-from ckptfmt.catalog.sql import SqlCatalog
+from ckptfmt.ports.catalog import Catalog
 from ckptfmt.testing.catalogs import OTHER_REPOSITORY, REPOSITORY, MakeCatalog, RawSql
 
 
@@ -40,9 +40,9 @@ def url(database: Path) -> str:
 
 @pytest.fixture
 def make_catalog(url: str) -> Iterator[MakeCatalog]:
-    opened: list[SqlCatalog] = []
+    opened: list[Catalog] = []
 
-    def make(*, repository: str = REPOSITORY, mode: str = "w") -> SqlCatalog:
+    def make(*, repository: str = REPOSITORY, mode: str = "w") -> Catalog:
         catalog = open_catalog(
             url, repository=repository, display_url="/ckpts", mode="r" if mode == "r" else "w", create=False
         )

@@ -11,17 +11,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from ckptfmt.catalog import filesystems
-from ckptfmt.catalog.location import display, sqlite_path
+from ckptfmt.catalog.location import display, sqlite_path, sqlite_url
 from ckptfmt.catalog.open import open_catalog
-from ckptfmt.catalog.sql import SqlCatalog
 from ckptfmt.catalog.sqlite import journal_mode
 from ckptfmt.errors import CatalogError, InvalidInput, NotFound
+from ckptfmt.ports.catalog import Catalog
 from ckptfmt.testing.catalogs import REPOSITORY, RawSql
 
 
-def _open(url: str, mode: str = "w", *, create: bool = False, repository: str = REPOSITORY) -> SqlCatalog:
+def _open(url: str, mode: str = "w", *, create: bool = False, repository: str = REPOSITORY) -> Catalog:
     return open_catalog(
         url, repository=repository, display_url="/ckpts", mode="r" if mode == "r" else "w", create=create
     )
@@ -274,6 +275,14 @@ def test_another_database_is_named_without_its_password() -> None:
         _open(url)
     assert "secret" not in str(caught.value)
     assert display(url) == "postgresql://alice:***@db.example/ckpts"
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "a%41", "é", "what?", "x#1", "a+b", "user@host:1"])
+def test_any_path_has_a_url_that_leads_back(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / "catalog.sqlite"
+    url = sqlite_url(path)
+    assert sqlite_path(url) == path == Path(make_url(url).database or "")
+    assert display(url) == url == make_url(url).render_as_string()
 
 
 def test_relative_urls_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,6 +312,15 @@ def test_reading_an_absent_repository_creates_nothing(tmp_path: Path) -> None:
         ckptfmt.open(tmp_path / "new", mode="w", catalog="none")
 
 
+def test_a_root_whose_path_has_special_characters_is_governed_by_its_own_catalog(tmp_path: Path) -> None:
+    root = tmp_path / "a%41 é?#x"
+    ckptfmt.save({"a": 1}, root)
+    assert b'"location":"embedded"' in next((root / "catalogs").iterdir()).read_bytes()
+    ckptfmt.save({"a": 2}, root)
+    with ckptfmt.open(root, mode="r") as repository:
+        assert [info.id for info in repository.generations()] == [2, 1]
+
+
 def test_a_root_with_an_external_catalog_never_gets_a_second_one(tmp_path: Path) -> None:
     root = tmp_path / "r"
     ckptfmt.save({"a": 1}, root, catalog=f"sqlite:///{tmp_path}/catalog.sqlite")
