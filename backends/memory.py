@@ -148,6 +148,9 @@ class MemoryBackend:
             with memoryview(data) as source:
                 view[:] = source[offset : offset + len(view)]
 
+    def map_cached(self, key: str, offset: int, memory: memoryview) -> None:
+        return None  # a copy out of a bytes object is as good
+
     def read(self, key: str, *, limit: int) -> bytes:
         where = self._where(checked_key(key))
         with self._store.lock:

@@ -21,6 +21,7 @@ from ckptfmt.backends.posix_create import Creation
 from ckptfmt.backends.posix_direct import BLOCK, DirectRules
 from ckptfmt.backends.posix_errors import translate, translated
 from ckptfmt.backends.posix_folders import Folders
+from ckptfmt.backends.posix_mapping import MappedRange, map_cached
 from ckptfmt.backends.posix_reader import PosixReader, require_regular
 from ckptfmt.backends.posix_writer import PosixWriter
 from ckptfmt.backends.syscalls import Syscalls
@@ -155,6 +156,13 @@ class PosixBackend:
             self._reader.read_into(path, offset, view)
         except OSError as error:
             raise translate(error, "read", path, offset=offset) from error
+
+    def map_cached(self, key: str, offset: int, memory: memoryview) -> MappedRange | None:
+        path = self._folders.object_path(key, "read")
+        with translated("read", path):
+            if not self._folders.is_local():
+                return None
+            return map_cached(path, offset, memory, self._sys)
 
     def read(self, key: str, *, limit: int) -> bytes:
         path = self._folders.object_path(key, "read")

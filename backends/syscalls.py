@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import sys
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ _RENAME_NOREPLACE: Final = 1
 _STATX_DIOALIGN: Final = 0x2000
 _SYS_CACHESTAT: Final = 451
 """One number on every architecture (Linux 6.5)."""
+_MAP_FIXED: Final = 0x10
+_MLOCK_ONFAULT: Final = 1  # Linux 4.4
+_MADV_POPULATE_READ: Final = 22  # Linux 5.14
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,31 @@ class Syscalls:
             raise _os_error("cachestat")
         return int(counted[0])
 
+    def map_locked(self, descriptor: int, offset: int, address: int, nbytes: int) -> None:
+        """Map a range of a file over pages of ours, read-only; its pages stay in memory once they were brought in.
+
+        ``EAGAIN``, ``ENOMEM`` or ``EPERM`` beyond ``RLIMIT_MEMLOCK``: then the range is fresh private memory again.
+        """
+        if _mmap is None or _mlock2 is None:
+            raise _no_such_call("mlock2")
+        read_only = mmap.MAP_SHARED | _MAP_FIXED
+        if _mmap(address, nbytes, mmap.PROT_READ, read_only, descriptor, offset) != address:
+            raise _os_error("mmap")
+        if _mlock2(address, nbytes, _MLOCK_ONFAULT) != 0:
+            refused = _os_error("mlock2")
+            fresh = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+            if _mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, fresh, -1, 0) != address:
+                raise _os_error("mmap")
+            raise refused
+
+    def fault_in(self, address: int, nbytes: int) -> None:
+        """Bring mapped pages in, for reading: an error (``EFAULT``, ``EINVAL``) where a touch would be a signal."""
+        if _madvise is None:
+            raise _no_such_call("madvise")
+        while _madvise(address, nbytes, _MADV_POPULATE_READ) != 0:
+            if ctypes.get_errno() != errno.EINTR:
+                raise _os_error("madvise")
+
     def file_system_type(self, path: str) -> int | None:
         """Return ``statfs.f_type`` of the file system that holds ``path``, or None where there is none."""
         record = ctypes.create_string_buffer(512)
@@ -139,7 +168,7 @@ class Syscalls:
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def _function(name: str, result: type[ctypes._SimpleCData[int]], *arguments: type) -> ctypes._NamedFuncPointer | None:
+def _function(name: str, result: type, *arguments: type) -> ctypes._NamedFuncPointer | None:
     try:
         function: ctypes._NamedFuncPointer = getattr(_libc, name)
     except AttributeError:  # not in this C library: the caller has another way
@@ -155,6 +184,11 @@ _renameat2 = _function(
 )
 _statx = _function("statx", ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
 _statfs = _function("statfs", ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p)
+_mmap = _function(
+    "mmap", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64
+)
+_mlock2 = _function("mlock2", ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
+_madvise = _function("madvise", ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _syscall = _function(
     "syscall", ctypes.c_long, ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long
 )

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.touch import touched_ahead
 from ckptfmt.engine.transfer import IO_BYTES, IO_THREADS, run_all
 from ckptfmt.errors import Corrupt
 from ckptfmt.format import checksum
-from ckptfmt.ports.backend import Backend
+from ckptfmt.ports.backend import Backend, CachedRange
 
 _GAP_BYTES = 64 << 10
 """Wanted boxes closer than this are read through: one request costs more than the bytes between."""
+_SHOWN_BYTES_MIN = 8 << 20
+"""Less is read as fast as it is mapped."""
+_SHOWN_REGIONS_MAX = 256
+"""Each is a mapping of its own."""
 
 
 class StoredBox(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +56,14 @@ class ReadPlan:
     memory_bytes: int
     """Size of the memory that ``read_regions`` fills: aligned regions one after another."""
     wanted_bytes: int
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Memory in which regions lie as in a ``ReadPlan``, not to be written to, and the mappings behind it."""
+
+    memory: memoryview
+    ranges: tuple[CachedRange, ...]
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,39 @@ def box_view(memory: memoryview, region: Region, box: StoredBox) -> memoryview:
     return memory[begin : begin + box.nbytes]
 
 
+def show_regions(backend: Backend, plan: ReadPlan) -> Shown | None:
+    """Show all regions of ``plan`` without a copy, where the host has every byte of them in memory already.
+
+    For bytes that are only copied from: nobody may write to that memory.
+    """
+    if plan.memory_bytes < _SHOWN_BYTES_MIN or len(plan.regions) > _SHOWN_REGIONS_MAX:
+        return None
+    memory = map_memory(plan.memory_bytes)
+    ranges = []
+    for region in plan.regions:
+        place = memory[region.memory_offset : region.memory_offset + region.stop - region.start]
+        found = backend.map_cached(region.pack, region.start, place)
+        if found is None:
+            return None
+        ranges.append(found)
+    return Shown(memory, tuple(ranges))
+
+
+def verify_shown(plan: ReadPlan, shown: Shown) -> None:
+    """Bring all regions in, to stay, and compare every chunk. Raises as ``read_regions`` does."""
+
+    def check(region: Region, pages: CachedRange, unit: ReadUnit) -> None:
+        pages.pin(unit.start - region.start, unit.stop - region.start)
+        _check_unit(region, unit, shown.memory)
+
+    tasks = [
+        lambda region=region, pages=pages, unit=unit: check(region, pages, unit)
+        for region, pages in zip(plan.regions, shown.ranges, strict=True)
+        for unit in read_units(region)
+    ]
+    run_all(tasks, threads=IO_THREADS, name="ckptfmt-read")
+
+
 def read_regions(
     backend: Backend,
     plan: ReadPlan,
@@ -116,8 +162,7 @@ def read_regions(
         at = region.memory_offset - region.start
         backend.read_into(region.pack, unit.start, memory[at + unit.start : at + unit.stop])
         if verify:
-            for box, number, offset, nbytes in unit.chunks:
-                check_chunk(box, number, offset, memory[at + offset : at + offset + nbytes])
+            _check_unit(region, unit, memory)
         if progress is not None:
             progress(sum(nbytes for *_, nbytes in unit.chunks))
 
@@ -126,6 +171,12 @@ def read_regions(
     ]
     with touched_ahead(memory[: plan.memory_bytes]):
         run_all(tasks, threads=IO_THREADS, name="ckptfmt-read")
+
+
+def _check_unit(region: Region, unit: ReadUnit, memory: memoryview) -> None:
+    at = region.memory_offset - region.start
+    for box, number, offset, nbytes in unit.chunks:
+        check_chunk(box, number, offset, memory[at + offset : at + offset + nbytes])
 
 
 def read_units(region: Region) -> list[ReadUnit]:
@@ -138,7 +189,9 @@ def read_units(region: Region) -> list[ReadUnit]:
         units.append(ReadUnit(align_down(begin), min(align_up(end), region.stop), tuple(chunks)))
 
     for box in region.boxes:
-        for number, (inner, nbytes) in enumerate(checksum.chunk_spans(box.nbytes, box.chunk_bytes)):
+        whole = box.nbytes <= box.chunk_bytes
+        spans = ((0, box.nbytes),) if whole else checksum.chunk_spans(box.nbytes, box.chunk_bytes)
+        for number, (inner, nbytes) in enumerate(spans):
             offset = box.offset + inner
             if chunks and offset + nbytes - begin > IO_BYTES:
                 flush(chunks[-1][2] + chunks[-1][3])

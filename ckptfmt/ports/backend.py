@@ -60,6 +60,16 @@ class ObjectWriter(Protocol):
         """
 
 
+class CachedRange(Protocol):
+    """Bytes of an object that the host has in memory, shown by somebody's memory until that is unmapped."""
+
+    def pin(self, start: int, stop: int) -> None:
+        """Bring bytes ``start`` to ``stop`` of the range in, to stay. To be called before they are looked at.
+
+        Raises as ``Backend.read_into`` does. Safe to call from several threads.
+        """
+
+
 class Backend(Protocol):
     """A place that holds objects."""
 
@@ -93,6 +103,14 @@ class Backend(Protocol):
         """Fill ``buffer`` from ``offset``. A short object is ``Corrupt``, an absent one ``NotFound``.
 
         A partial fill is never reported as success.
+        """
+
+    def map_cached(self, key: str, offset: int, memory: memoryview) -> CachedRange | None:
+        """Let ``memory`` show the object's bytes from ``offset`` on, without a copy and never to be written to.
+
+        Only where the host has all of them in memory and can keep them there, so that what was compared with its
+        digest is what is used afterwards. Else None, ``memory`` is as before, and the caller reads. ``memory`` is
+        private, page-aligned and the caller's own; what it held is lost.
         """
 
     def read(self, key: str, *, limit: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -55,6 +56,20 @@ class ReadConformance(BackendRig):
         buffer = bytearray(nbytes)
         place.read_into("f/x", offset, memoryview(buffer))
         assert buffer == data[offset : offset + nbytes]
+
+    @pytest.mark.parametrize(("offset", "nbytes"), [(0, 300_000), (4096, 8192), (8192, 100), (0, 300_001), (4096, 0)])
+    def test_a_cached_range_shows_what_a_read_gives(self, place: Backend, offset: int, nbytes: int) -> None:
+        data = pattern(300_000)
+        self.raw_write(place, "f/x", data)
+        place.read("f/x", limit=300_000)
+        memory = memoryview(mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:nbytes]
+        memory[:] = b"\x07" * nbytes
+        shown = place.map_cached("f/x", offset, memory)
+        if shown is None:
+            assert memory == b"\x07" * nbytes
+        else:
+            shown.pin(0, nbytes)
+            assert memory == data[offset : offset + nbytes]
 
     @pytest.mark.parametrize(("offset", "nbytes"), [(0, 101), (100, 1), (1, 100), (50, 5000), (101, 0), (2**62, 1)])
     def test_short_object_is_corrupt(self, place: Backend, offset: int, nbytes: int) -> None:

@@ -226,6 +226,9 @@ class FaultyBackend:
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         self._divisible("read_into", key, offset, buffer, lambda at, view: self._inner.read_into(key, at, view))
 
+    def map_cached(self, key: str, offset: int, memory: memoryview) -> None:
+        return None  # every byte comes through ``read_into``, where it can be broken
+
     def read(self, key: str, *, limit: int) -> bytes:
         with self._whole("read", key):
             return self._inner.read(key, limit=limit)
