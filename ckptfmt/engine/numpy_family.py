@@ -90,6 +90,14 @@ class NumpyFamily(_HostFamily):
                 np.copyto(_over(host, value.dtype, value.shape), value)
         return Done()
 
+    def piece(self, value: Any, start: int, stop: int) -> Any:
+        first, last = start // value.dtype.itemsize, stop // value.dtype.itemsize
+        if value.flags.c_contiguous:
+            return value.reshape(-1)[first:last]
+        out = np.empty(last - first, value.dtype)
+        _copy_elements(value, first, last, out)
+        return out
+
     def fill(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
         for value, host in pairs:
             if value.nbytes:
@@ -149,6 +157,9 @@ class BlobFamily(_HostFamily):
             host[:] = value
         return Done()
 
+    def piece(self, value: Any, start: int, stop: int) -> Any:
+        return memoryview(value)[start:stop]
+
     def fill(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
         raise InvalidInput("a byte string cannot be filled in place")
 
@@ -168,6 +179,24 @@ _LITTLE = sys.byteorder == "little"
 def _over(host: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """View host bytes, which are little-endian, as an array."""
     return np.frombuffer(host, dtype=dtype.newbyteorder("<") if dtype.kind != "V" else dtype).reshape(shape)
+
+
+def _copy_elements(source: np.ndarray[Any, Any], first: int, last: int, out: np.ndarray[Any, Any]) -> None:
+    """Copy the elements ``first`` to ``last``, counted in C order, of an array with any strides."""
+    if source.ndim == 1:
+        out[:] = source[first:last]
+        return
+    row = source[0].size
+    above, below = -(-first // row), last // row  # the whole rows
+    if above > below:
+        return _copy_elements(source[below], first - below * row, last - below * row, out)
+    head, middle = above * row - first, (below - above) * row
+    if head:
+        _copy_elements(source[above - 1], row - head, row, out[:head])
+    out[head : head + middle].reshape((below - above, *source.shape[1:]))[...] = source[above:below]
+    if head + middle < last - first:
+        _copy_elements(source[below], 0, last - below * row, out[head + middle :])
+    return None
 
 
 def memory_at(address: int, nbytes: int) -> memoryview:

@@ -1,42 +1,67 @@
 """Where every leaf's bytes go: packs, offsets, and the units in which a pack is hashed and written.
 
 A plan depends only on the structure of the state (names, dtypes, shapes, boxes), so it is kept
-between saves of the same structure. In the arena a pack lies exactly as it will lie in its file,
+between saves of the same structure. In the arena a unit lies exactly as it will lie in its file,
 header included, so a write needs no copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ckptfmt.engine.transfer import IO_BYTES
+from ckptfmt.errors import InvalidInput
 from ckptfmt.format import checksum, pack
 from ckptfmt.ports.arrays import LeafSpec
 
 ALIGNMENT = 4096
+WINDOW_BYTES: Final = 64 << 20
+"""Host memory through which packs pass that are not held whole: room for the unit that each of four threads writes."""
+HOST_BYTES_MIN: Final = WINDOW_BYTES
+"""Below it the threads that write would wait for one another."""
 
 Signature = tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One span to be hashed: ``leaf`` counts in the plan's leaves, ``offset`` in the pack file."""
+    """One span to be hashed: ``leaf`` counts in the plan's leaves, ``number`` in the leaf's chunks, ``offset`` in the
+    pack file."""
 
     leaf: int
+    number: int
     offset: int
     nbytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Unit:
-    """A range of a pack file written at once, with the chunks that start in it."""
+    """A range of a pack file written at once, with the chunks that begin in it.
 
+    In the arena lie the bytes ``start`` to ``end``: the last chunk may reach past ``stop``, by less than a page.
+    """
+
+    pack: int
     start: int
     stop: int
+    end: int
     chunks: tuple[Chunk, ...]
     leaves: frozenset[int]
     """All leaves that have bytes in the range or in the chunks."""
+    place: int
+    """Offset of its first byte in the arena."""
+    turn: int | None
+    """Its number among the units that pass through the window; None if its pack is held whole."""
+    after: int
+    """So many units must have left the window before: some of them lie in its place."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in the arena."""
+        return self.end - self.start
 
 
 @dataclass(frozen=True)
@@ -44,12 +69,22 @@ class PackPlan:
     header: bytes
     header_digest: str
     nbytes: int
-    arena_offset: int
     leaves: tuple[int, ...]
     """Leaf indices in file order."""
     offsets: tuple[int, ...]
     """Absolute file offset of each, in the same order."""
     units: tuple[Unit, ...]
+    arena_offset: int | None
+    """Where the whole pack lies in the arena; None if it passes through the window, unit by unit."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The leaves that are held whole: index, place in the arena and size in bytes of each that has bytes."""
+
+    leaves: tuple[int, ...]
+    places: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -58,41 +93,85 @@ class SavePlan:
     packs: tuple[PackPlan, ...]
     arena_bytes: int
     tensor_bytes: int
+    held: Columns
+    passing: tuple[Unit, ...]
+    """The units that pass through the window, in the order of their turns."""
+    sync_turns: int
+    """So many of them, the first ones, are to be written while training is blocked."""
 
 
 def signature_of(leaves: Sequence[tuple[str, LeafSpec]]) -> Signature:
     return tuple((name, s.dtype, s.global_shape, s.start, s.size, s.kind) for name, s in leaves)
 
 
-def make_plan(leaves: Sequence[tuple[str, LeafSpec]], signature: Signature) -> SavePlan:
-    """Lay ``leaves`` out in packs. Pure arithmetic: nothing is allocated or written."""
+def make_plan(
+    leaves: Sequence[tuple[str, LeafSpec]],
+    signature: Signature,
+    *,
+    sync: Collection[int] = (),
+    host_bytes_max: int | None = None,
+) -> SavePlan:
+    """Lay ``leaves`` out in packs. Pure arithmetic: nothing is allocated or written.
+
+    The leaves in ``sync`` get packs of their own, the first ones, which pass through the window. With a
+    ``host_bytes_max`` (bytes) that cannot hold the rest as well, all packs do.
+    """
     entries = [
         pack.PackEntry(
             name=name, dtype=s.dtype, size=s.size, start=s.start, global_shape=s.global_shape, nbytes=s.nbytes
         )
         for name, s in leaves
     ]
-    order = pack.order(entries)
-    groups = pack.split([entries[index] for index in order])
+    sizes = [entry.nbytes for entry in entries]
+    groups = _groups(entries, [index for index in range(len(entries)) if index in sync]) if sync else []
+    sync_packs = len(groups)
+    groups += _groups(entries, [index for index in range(len(entries)) if index not in sync])
+    layouts = [pack.layout_pack([entries[index] for index in members]) for members in groups]
+    rest = sum(align_up(layout.nbytes) for layout in layouts[sync_packs:])
+    if host_bytes_max is None or rest + (WINDOW_BYTES if sync_packs else 0) <= host_bytes_max:
+        passing, window = sync_packs, _Window(rest, WINDOW_BYTES)
+    else:
+        passing, window = len(groups), _Window(0, align_down(host_bytes_max))
     packs: list[PackPlan] = []
-    arena_offset = 0
-    for group in groups:
-        members = [order[position] for position in group]
-        layout = pack.layout_pack([entries[index] for index in members])
-        units = _units(members, layout.offsets, [entries[index].nbytes for index in members], layout.nbytes)
+    held_bytes = 0
+    for number, (members, layout) in enumerate(zip(groups, layouts, strict=True)):
+        room = window if number < passing else _Held(held_bytes)
         packs.append(
             PackPlan(
                 header=layout.header,
                 header_digest=layout.header_digest,
                 nbytes=layout.nbytes,
-                arena_offset=arena_offset,
                 leaves=tuple(members),
                 offsets=tuple(layout.offsets),
-                units=units,
+                units=tuple(_units(number, members, layout, sizes, room)),
+                arena_offset=None if room is window else held_bytes,
             )
         )
-        arena_offset += align_up(layout.nbytes)
-    return SavePlan(signature, tuple(packs), arena_offset, sum(entry.nbytes for entry in entries))
+        if room is not window:
+            held_bytes += align_up(layout.nbytes)
+    turns = [unit for planned in packs[:passing] for unit in planned.units]
+    return SavePlan(
+        signature=signature,
+        packs=tuple(packs),
+        arena_bytes=held_bytes + window.used,
+        tensor_bytes=sum(sizes),
+        held=_columns(packs, sizes),
+        passing=tuple(turns),
+        sync_turns=sum(unit.pack < sync_packs for unit in turns),
+    )
+
+
+def check_host_bytes_max(host_bytes_max: int | None, *, arenas: int = 1) -> None:
+    """Raise ``InvalidInput`` unless each of ``arenas`` snapshots gets enough of ``host_bytes_max`` bytes to work in."""
+    if host_bytes_max is None:
+        return
+    if not isinstance(host_bytes_max, int) or isinstance(host_bytes_max, bool):
+        raise InvalidInput(f"host_bytes_max={host_bytes_max!r}: give a whole number of bytes")
+    if host_bytes_max // arenas < HOST_BYTES_MIN:
+        raise InvalidInput(
+            f"host_bytes_max={host_bytes_max}: at least {HOST_BYTES_MIN * arenas} bytes are needed, which is what the "
+            f"threads that write hold at once{f', for each of {arenas} saves in flight' if arenas > 1 else ''}"
+        )
 
 
 def align_up(value: int) -> int:
@@ -103,20 +182,87 @@ def align_down(value: int) -> int:
     return value // ALIGNMENT * ALIGNMENT
 
 
-def _units(members: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], nbytes: int) -> tuple[Unit, ...]:
-    """Cut a pack file at aligned offsets into ranges of about ``IO_BYTES``; the first begins with the header."""
-    units: list[Unit] = []
-    chunks: list[Chunk] = []
+def _groups(entries: Sequence[pack.PackEntry], chosen: Sequence[int]) -> list[list[int]]:
+    """Divide the ``chosen`` entries into packs; the members of each in file order."""
+    order = [chosen[position] for position in pack.order([entries[index] for index in chosen])]
+    return [[order[position] for position in group] for group in pack.split([entries[index] for index in order])]
+
+
+def _columns(packs: Sequence[PackPlan], sizes: Sequence[int]) -> Columns:
+    rows = [
+        (leaf, planned.arena_offset + offset, sizes[leaf])
+        for planned in packs
+        if planned.arena_offset is not None
+        for leaf, offset in zip(planned.leaves, planned.offsets, strict=True)
+        if sizes[leaf]
+    ]
+    return Columns(*map(tuple, zip(*rows, strict=True))) if rows else Columns((), (), ())
+
+
+def _units(
+    number: int, members: Sequence[int], layout: pack.PackLayout, sizes: Sequence[int], room: _Held | _Window
+) -> Iterator[Unit]:
+    """Cut a pack file at aligned offsets into ranges of about ``IO_BYTES``; the first ones hold the header.
+
+    No unit is longer than ``IO_BYTES`` + one chunk + a page.
+    """
+
+    def unit(start: int, stop: int, end: int, chunks: Sequence[Chunk], leaves: Collection[int]) -> Unit:
+        place, turn, after = room.place(start, end)
+        return Unit(number, start, stop, end, tuple(chunks), frozenset(leaves), place, turn, after)
+
     start = 0
+    while len(layout.header) - start >= IO_BYTES:
+        yield unit(start, start + IO_BYTES, start + IO_BYTES, (), ())
+        start += IO_BYTES
+    chunks: list[Chunk] = []
     touched: set[int] = set()
-    for leaf, offset, size in zip(members, offsets, sizes, strict=True):
-        for inner, length in checksum.chunk_spans(size, checksum.CHUNK_BYTES):
-            chunks.append(Chunk(leaf, offset + inner, length))
+    for leaf, offset in zip(members, layout.offsets, strict=True):
+        for at, (inner, length) in enumerate(checksum.chunk_spans(sizes[leaf], checksum.CHUNK_BYTES)):
+            chunks.append(Chunk(leaf, at, offset + inner, length))
             touched.add(leaf)
-            stop = align_down(offset + inner + length)
+            end = offset + inner + length
+            stop = align_down(end)
             if stop - start >= IO_BYTES:
-                units.append(Unit(start, stop, tuple(chunks), frozenset(touched)))
+                yield unit(start, stop, end, chunks, touched)
                 start, chunks, touched = stop, [], {leaf}
-    if start < nbytes or chunks:
-        units.append(Unit(start, nbytes, tuple(chunks), frozenset(touched)))
-    return tuple(units)
+    if start < layout.nbytes:
+        yield unit(start, layout.nbytes, layout.nbytes, chunks, touched)
+
+
+class _Held:
+    """Room for a whole pack, from ``offset`` in the arena on."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def place(self, start: int, end: int) -> tuple[int, None, int]:
+        return self._offset + start, None, 0
+
+
+class _Window:
+    """Room of ``nbytes`` from ``offset`` on, which units use one after the other, lap by lap."""
+
+    def __init__(self, offset: int, nbytes: int) -> None:
+        self._offset = offset
+        self._nbytes = nbytes
+        self._at = 0
+        self._turn = 0
+        self._after = 0
+        self._lap: deque[tuple[int, int]] = deque()
+        """(first byte, turn) of this lap's units."""
+        self._before: deque[tuple[int, int]] = deque()
+        """Those of the lap before whose place has not been taken yet."""
+        self.used = 0
+
+    def place(self, start: int, end: int) -> tuple[int, int, int]:
+        length = align_up(end - start)
+        if self._at + length > self._nbytes:
+            self._before, self._lap, self._at = self._lap, deque(), 0
+        place, self._at = self._at, self._at + length
+        while self._before and self._before[0][0] < self._at:
+            self._after = self._before.popleft()[1] + 1
+        self._lap.append((place, self._turn))
+        self._turn += 1
+        self.used = max(self.used, self._at)
+        return self._offset + place, self._turn - 1, self._after

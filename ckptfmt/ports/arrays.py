@@ -109,6 +109,10 @@ class ArrayFamily(Protocol):
     def capture(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
         """Copy each value's box into its host memory. CPU values are final on return."""
 
+    def piece(self, value: Any, start: int, stop: int) -> Any:
+        """The bytes ``start`` to ``stop`` of the value's box in C order (multiples of its element size), as a value
+        that ``capture`` takes. Takes no more memory than the piece, and none where the box lies dense."""
+
     def fill(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
         """Copy host bytes into live values, without autograd. The values may be strided, on a device, or need a dtype
         that ``cast`` describes (see ``fill_cast``)."""

@@ -15,6 +15,7 @@ from ckptfmt.torch.cuda import CudaRuntime, DeviceTransfers, Pair, capture_from_
 from ckptfmt.torch.elements import EXACT_TYPES, NAMES, address_of, allocate, bits, over_host, torch_dtype
 from ckptfmt.torch.expand import expand_objects, is_object
 from ckptfmt.torch.host import cast_in, copy_in, copy_out, dense_address, overlaps, wrote_to
+from ckptfmt.torch.pieces import piece_of
 from ckptfmt.torch.pinning import pin_host
 from ckptfmt.torch.refusals import refusal
 
@@ -93,6 +94,9 @@ class TorchFamily:
             else:
                 copy_out(value, host)
         return self._transfers(on_device, capture_from_device)
+
+    def piece(self, value: Any, start: int, stop: int) -> Any:
+        return piece_of(value, start, stop)
 
     def fill(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
         on_device: list[Pair] = []

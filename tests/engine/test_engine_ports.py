@@ -77,6 +77,9 @@ class ArrayFamilyOfTheStandardLibrary:
         self.captures.append(LateCapture(pairs, self.go))
         return self.captures[-1]
 
+    def piece(self, value: Any, start: int, stop: int) -> Any:
+        return value[start // 8 : stop // 8]
+
     def fill(self, pairs: Sequence[tuple[Any, memoryview]]) -> LateCapture:
         for value, host in pairs:
             value[:] = array.array("q", bytes(host))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ckptfmt.__about__ import __version__
 from ckptfmt.engine.save.persist import Written
 from ckptfmt.engine.save.snapshot import Snapshot
+from ckptfmt.format import checksum
 from ckptfmt.format.manifest import Writer
 from ckptfmt.format.part import Part
 from ckptfmt.format.tables import BoxTable, PackRow, TensorTable
@@ -61,6 +62,7 @@ def make_part(
         save_number=save_number,
         created_at=created_at,
         writer=Writer(library="ckptfmt", version=__version__),
+        chunk_bytes=checksum.CHUNK_BYTES,
         packs=packs,
         tensors=tensors,
         boxes=boxes,

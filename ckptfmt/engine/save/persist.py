@@ -55,56 +55,77 @@ def check_space(backend: Backend, snapshot: Snapshot) -> None:
 def write_packs(
     backend: Backend, folder: str, rank: int, snapshot: Snapshot, *, give_up: Callable[[], None]
 ) -> Written:
-    """Write all packs into ``folder``. ``give_up`` is asked between units; it raises to stop the work."""
+    """Write all packs into ``folder``. ``give_up`` is asked between units; it raises to stop the work.
+
+    After an error nothing more of the snapshot is written: it is dropped.
+    """
     began = time.perf_counter()
-    sizes = [spec.nbytes for _, spec in snapshot.names_and_specs]
-    digests = [[b""] * checksum.chunk_count(nbytes) for nbytes in sizes]
+    digests = [[b""] * checksum.chunk_count(spec.nbytes, checksum.CHUNK_BYTES) for _, spec in snapshot.names_and_specs]
     packs: list[WrittenPack] = []
     retries = 0
-    for index, planned in enumerate(snapshot.plan.packs):
-        for attempt in range(ATTEMPTS):
-            name = layout.pack_name(rank, index, attempt)
-            try:
-                _write_pack(backend, f"{folder}/{name}", index, planned, snapshot, digests, give_up)
-            except BackendError as error:
-                if attempt + 1 == ATTEMPTS or isinstance(error, OutOfSpace | AccessDenied) or not error.transient:
-                    raise
-                log.warning("%s; writing the pack again under a new name", error)
-                retries += 1
-                time.sleep(_PAUSE_SECONDS * (attempt + 1))
-            except Conflict:
-                # An earlier attempt whose answer was lost left an object of this name: never write over it.
-                if attempt + 1 == ATTEMPTS:
-                    raise
-                retries += 1
-            else:
-                packs.append(WrittenPack(name, planned.nbytes, len(planned.header), planned.header_digest))
-                break
+    try:
+        for index, planned in enumerate(snapshot.plan.packs):
+            name, attempts = _write_pack(backend, folder, rank, index, snapshot, digests, give_up)
+            packs.append(WrittenPack(name, planned.nbytes, len(planned.header), planned.header_digest))
+            retries += attempts - 1
+    except BaseException as error:
+        snapshot.drop(error)
+        raise
     return Written(tuple(packs), digests, time.perf_counter() - began, retries)
 
 
 def _write_pack(
     backend: Backend,
-    key: str,
+    folder: str,
+    rank: int,
     index: int,
+    snapshot: Snapshot,
+    digests: list[list[bytes]],
+    give_up: Callable[[], None],
+) -> tuple[str, int]:
+    """Write one pack, under a new name after an error that may pass; returns its name and the number of attempts."""
+    planned = snapshot.plan.packs[index]
+    for attempt in range(ATTEMPTS):
+        name = layout.pack_name(rank, index, attempt)
+        try:
+            _write_object(backend, f"{folder}/{name}", planned, snapshot, digests, give_up)
+        except BackendError as error:
+            if attempt + 1 == ATTEMPTS or isinstance(error, OutOfSpace | AccessDenied) or not error.transient:
+                raise
+            if not snapshot.rewind(planned):
+                raise BackendError(
+                    f"{error}; the pack cannot be written again, since its bytes are no longer in host memory "
+                    "(sync=, or host_bytes_max below the state): save again, or raise host_bytes_max"
+                ) from error
+            log.warning("%s; writing the pack again under a new name", error)
+            time.sleep(_PAUSE_SECONDS * (attempt + 1))
+        except Conflict:
+            # An earlier attempt whose answer was lost left an object of this name: never write over it.
+            if attempt + 1 == ATTEMPTS or not snapshot.rewind(planned):
+                raise
+        else:
+            return name, attempt + 1
+    raise AssertionError("the last attempt neither succeeded nor raised")
+
+
+def _write_object(
+    backend: Backend,
+    key: str,
     planned: PackPlan,
     snapshot: Snapshot,
     digests: list[list[bytes]],
     give_up: Callable[[], None],
 ) -> None:
-    image = snapshot.image(index)
-    first_offset = dict(zip(planned.leaves, planned.offsets, strict=True))
     writer = backend.open_writer(key, planned.nbytes)
     try:
 
         def write(unit: Unit) -> None:
-            give_up()
-            snapshot.wait_for(unit)
-            for chunk in unit.chunks:
-                number = (chunk.offset - first_offset[chunk.leaf]) // checksum.CHUNK_BYTES
-                digests[chunk.leaf][number] = checksum.digest(image[chunk.offset : chunk.offset + chunk.nbytes])
-            if unit.stop > unit.start:
-                writer.write_at(unit.start, image[unit.start : unit.stop])
+            with snapshot.lend(unit) as image:
+                give_up()
+                for chunk in unit.chunks:
+                    at = chunk.offset - unit.start
+                    digests[chunk.leaf][chunk.number] = checksum.digest(image[at : at + chunk.nbytes])
+                writer.write_at(unit.start, image[: unit.stop - unit.start])
 
         run_all(
             [lambda unit=unit: write(unit) for unit in planned.units],  # type: ignore[misc]

@@ -2,49 +2,53 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from ckptfmt.engine.arena import Arena, address_of
+from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.families import Families
-from ckptfmt.engine.plan import SavePlan, Unit, make_plan, signature_of
+from ckptfmt.engine.patterns import Patterns, as_patterns, matches
+from ckptfmt.engine.plan import PackPlan, SavePlan, Signature, Unit, check_host_bytes_max, make_plan, signature_of
+from ckptfmt.engine.save.copies import Copies, UnderWay
 from ckptfmt.engine.save.freeze import FrozenLeaf, FrozenTree, freeze_metadata, freeze_tree
-from ckptfmt.engine.transfer import copy_memory
+from ckptfmt.engine.save.window import Window
 from ckptfmt.format import tree
-from ckptfmt.ports.arrays import ArrayFamily, Capture
+
+log = logging.getLogger("ckptfmt")
 
 
 class Planner:
-    """Keeps the plan of the last structure seen."""
+    """Keeps the plans of the last structure seen, one for each way to save it."""
 
     def __init__(self) -> None:
-        self._plan: SavePlan | None = None
+        self._signature: Signature | None = None
+        self._plans: dict[tuple[frozenset[int], int | None], SavePlan] = {}
 
-    def plan(self, leaves: Sequence[FrozenLeaf]) -> SavePlan:
+    def plan(
+        self, leaves: Sequence[FrozenLeaf], *, sync: frozenset[int] = frozenset(), host_bytes_max: int | None = None
+    ) -> SavePlan:
+        """``sync`` are the leaves to be written while training is blocked, by index."""
         named = [(leaf.name, leaf.spec) for leaf in leaves]
         signature = signature_of(named)
-        if self._plan is None or self._plan.signature != signature:
-            self._plan = make_plan(named, signature)
-        return self._plan
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """Leaves whose copies may still be under way on a device."""
-
-    capture: Capture
-    position: dict[int, int]
-    """Leaf index -> pair index in ``capture``."""
+        if self._signature != signature:
+            self._signature, self._plans = signature, {}
+        plan = self._plans.get((sync, host_bytes_max))
+        if plan is None:
+            plan = make_plan(named, signature, sync=sync, host_bytes_max=host_bytes_max)
+            self._plans[sync, host_bytes_max] = plan
+        return plan
 
 
 class Snapshot:
     """Owns the arena until the save is over. Live values are referenced only until their copies are final.
 
-    Copies from a device may still be under way when it is made: writing begins with what is final, but the caller may
+    Packs are held whole, or pass through a window of the arena: then ``freeze`` copies as the writers make room.
+    Copies may still be under way when it is made: writing begins with what is final, but the caller may
     change the state only after ``freeze`` has returned.
     """
 
@@ -55,91 +59,158 @@ class Snapshot:
         self.names_and_specs = [(leaf.name, leaf.spec) for leaf in frozen.leaves]
         self.metadata = metadata
         self.plan = plan
+        self.dropped = False
+        """Set by ``freeze`` if the save failed while the state was being copied or its synchronous part written."""
         self._began = began
         self._stall_seconds = 0.0
         self._frozen = threading.Event()
         self._arena = arena
-        self._pending: list[_Pending] = []
+        self._memory = arena.view(0, plan.arena_bytes)
+        self._copies: Copies | None = Copies(frozen.leaves, plan, self._memory)
+        self._under_way: list[UnderWay] = []
+        self._window = Window(plan.passing)
 
-    def image(self, pack: int) -> memoryview:
-        """The pack's file, header included, as it lies in the arena."""
-        planned = self.plan.packs[pack]
-        return self._arena.view(planned.arena_offset, planned.nbytes)
-
-    def wait_for(self, unit: Unit) -> None:
-        """Block until all bytes of ``unit`` are final."""
-        for pending in self._pending:
-            for leaf in unit.leaves:
-                position = pending.position.get(leaf)
-                if position is not None:
-                    pending.capture.wait_for(position)
+    # -- the side that copies -------------------------------------------------------------------
+    def take(self) -> None:
+        """Copy the leaves of the packs that are held whole; host memory is final on return."""
+        if self._copies is None:
+            raise AssertionError("a snapshot is taken once")
+        self._under_way = self._copies.copy_held()
+        if not self.plan.passing:
+            self._copies = None
+            self._arena.mark_touched()
 
     def freeze(self) -> float:
-        """Block until every copy is final; returns the stall in seconds. Raises what a device raised."""
+        """Block until every copy is final and the synchronous part is written; returns the stall in seconds.
+
+        Raises what a copy raised; the save fails then. Returns early, with ``dropped`` set, if the save has failed.
+        """
         try:
-            self.wait()
+            self._pass_window()
+            self._settle()
+            self.dropped = not self._window.wait_written(self.plan.sync_turns)
+        except BaseException as error:
+            self._window.close(error)
+            raise
         finally:
+            self._copies = None
             self._stall_seconds = time.perf_counter() - self._began
             self._frozen.set()
         return self._stall_seconds
+
+    def _pass_window(self) -> None:
+        while self._copies is not None:
+            units = self._window.next_units()
+            if not units:
+                self._arena.mark_touched()
+                return
+            self._copies.copy_units(units)
+            self._window.copied(len(units))
+
+    def _settle(self) -> None:
+        for each in self._under_way:
+            each.capture.wait()
 
     def stall(self) -> float:
         """For how long the save has blocked training, in seconds; waits for ``freeze``."""
         self._frozen.wait()
         return self._stall_seconds
 
-    def wait(self) -> None:
-        """Block until every copy is final, and let go of the sources."""
-        for pending in self._pending:
-            pending.capture.wait()
+    # -- the side that writes -------------------------------------------------------------------
+    @contextmanager
+    def lend(self, unit: Unit) -> Iterator[memoryview]:
+        """The bytes ``start`` to ``end`` of a unit, once they are final: it counts as written when the block ends.
 
-    def take(self, leaves: Sequence[FrozenLeaf]) -> None:
-        """Copy every leaf's bytes to its place in the arena."""
-        moves: list[tuple[int, int, int]] = []
-        others: dict[int, tuple[ArrayFamily, list[tuple[Any, memoryview]], dict[int, int]]] = {}
-        for number, planned in enumerate(self.plan.packs):
-            image = self.image(number)
-            image[: len(planned.header)] = planned.header
-            base = address_of(image)
-            for index, offset in zip(planned.leaves, planned.offsets, strict=True):
-                leaf = leaves[index]
-                nbytes = leaf.spec.nbytes
-                if not nbytes:
-                    continue
-                source = leaf.family.host_address(leaf.value)
-                if source is not None:
-                    moves.append((base + offset, source, nbytes))
-                    continue
-                _, pairs, position = others.setdefault(id(leaf.family), (leaf.family, [], {}))
-                position[index] = len(pairs)
-                pairs.append((leaf.value, image[offset : offset + nbytes]))
-        # Device copies are enqueued first: they proceed while the host copies its own.
-        self._pending = [_Pending(family.capture(pairs), position) for family, pairs, position in others.values()]
+        An error in the block is the whole pack's: whoever waits for another unit of it gets an error, too.
+        """
         try:
-            copy_memory(moves)
-        except BaseException:
-            self.wait()  # nobody else may get the arena while a device still writes to it
+            self._wait_for(unit)
+            yield self._memory[unit.place : unit.place + unit.nbytes]
+        except BaseException as error:
+            self._window.break_off(error)
             raise
-        self._arena.mark_touched()
+        if unit.turn is not None:
+            self._window.wrote(unit.turn)
+
+    def _wait_for(self, unit: Unit) -> None:
+        if unit.turn is not None:
+            self._window.wait_copied(unit.turn)
+            return
+        for each in self._under_way:
+            for leaf in unit.leaves:
+                position = each.position.get(leaf)
+                if position is not None:
+                    each.capture.wait_for(position)
+
+    def rewind(self, planned: PackPlan) -> bool:
+        """Whether a pack that failed can be written again: all its bytes must still be here."""
+        return self._window.rewind(planned.units)
+
+    def drop(self, cause: BaseException | None = None) -> None:
+        """Nobody will write what has not been written yet: lets go whoever waits for room in ``freeze``."""
+        self._window.close(cause)
+
+    def wait(self) -> None:
+        """For the end of a save, good or bad: ``drop``, then block until copies under way are final, and let go of
+        the sources."""
+        self.drop()
+        self._settle()
 
 
-def take_snapshot(state: Any, metadata: Any, *, families: Families, planner: Planner, arena: Arena) -> Snapshot:
-    """Begin the snapshot of ``state`` and ``metadata``. On return plain values and host memory are frozen;
-    ``Snapshot.freeze`` waits for what devices are still copying.
+def take_snapshot(
+    state: Any,
+    metadata: Any,
+    *,
+    families: Families,
+    planner: Planner,
+    arena: Arena,
+    sync: Patterns | None = None,
+    host_bytes_max: int | None = None,
+) -> Snapshot:
+    """Begin the snapshot of ``state`` and ``metadata``. ``Snapshot.freeze``, once the writer runs, ends it.
 
-    Raises ``UnsupportedValue`` (path and type), or ``OutOfSpace`` when host memory cannot hold the snapshot.
+    Tensors whose names match ``sync`` are not held in memory but written while training is blocked. With a
+    ``host_bytes_max`` (bytes) below the state nothing is held whole: what is written makes room for the rest.
+    Raises ``UnsupportedValue`` (path and type), ``InvalidInput`` for patterns or limits that cannot be meant, or
+    ``OutOfSpace`` when host memory cannot hold the snapshot.
     """
     began = time.perf_counter()
+    patterns = as_patterns(sync, "sync")
+    check_host_bytes_max(host_bytes_max)
     with held_back():
         frozen = freeze_tree(state, families)
         frozen_metadata = freeze_metadata(metadata)
-        plan = planner.plan(frozen.leaves)
+        chosen = _chosen(frozen, patterns)
+        plan = planner.plan(frozen.leaves, sync=chosen, host_bytes_max=host_bytes_max)
         arena.reserve(plan.arena_bytes)
         snapshot = Snapshot(frozen, frozen_metadata, plan, arena, began)
-        snapshot.take(frozen.leaves)
+        snapshot.take()
     return snapshot
 
 
-def plan_state(state: Any, *, families: Families, planner: Planner) -> SavePlan:
+def _chosen(frozen: FrozenTree, patterns: Sequence[str] | None) -> frozenset[int]:
+    """Indices of the leaves that have a name which matches."""
+    if patterns is None:
+        return frozenset()
+    also = {stored for alias, stored in frozen.aliases.items() if matches(alias, patterns)}
+    chosen = frozenset(
+        index for index, leaf in enumerate(frozen.leaves) if leaf.name in also or matches(leaf.name, patterns)
+    )
+    if not chosen:
+        log.warning("sync=%r matches no tensor of this state: all of it is held in host memory", patterns)
+    return chosen
+
+
+def plan_state(
+    state: Any,
+    *,
+    families: Families,
+    planner: Planner,
+    sync: Patterns | None = None,
+    host_bytes_max: int | None = None,
+) -> SavePlan:
     """Plan a state without copying it, so that the arena can be mapped and touched ahead of the first save."""
-    return planner.plan(freeze_tree(state, families).leaves)
+    check_host_bytes_max(host_bytes_max)
+    frozen = freeze_tree(state, families)
+    chosen = _chosen(frozen, as_patterns(sync, "sync"))
+    return planner.plan(frozen.leaves, sync=chosen, host_bytes_max=host_bytes_max)

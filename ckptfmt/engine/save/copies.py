@@ -1,0 +1,112 @@
+"""How the bytes of live leaves come into the arena: all at once where it holds them all, else unit by unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckptfmt.engine.arena import address_of
+from ckptfmt.engine.plan import SavePlan, Unit
+from ckptfmt.engine.save.freeze import FrozenLeaf
+from ckptfmt.engine.transfer import copy_memory
+from ckptfmt.format import checksum
+from ckptfmt.ports.arrays import ArrayFamily, Capture
+
+Pairs = list[tuple[Any, memoryview]]
+Move = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """Leaves whose copies may not be final yet."""
+
+    capture: Capture
+    position: dict[int, int]
+    """Leaf index -> pair index in ``capture``."""
+
+
+class Copies:
+    """The live ``leaves`` of a state, and the ``memory`` that a plan lays them out in."""
+
+    def __init__(self, leaves: Sequence[FrozenLeaf], plan: SavePlan, memory: memoryview) -> None:
+        self._leaves = leaves
+        self._plan = plan
+        self._memory = memory
+        self._base = address_of(memory)
+        self._tail = b""
+        """What the last unit copied shares with the next one of its pack."""
+
+    def copy_held(self) -> list[UnderWay]:
+        """Copy the leaves of all packs that are held whole. Host memory is final on return."""
+        for planned in self._plan.packs:
+            if planned.arena_offset is not None:
+                at = planned.arena_offset
+                self._memory[at : at + len(planned.header)] = planned.header
+        leaves, base, held = self._leaves, self._base, self._plan.held
+        sources = [leaf.family.host_address(leaf.value) for leaf in map(leaves.__getitem__, held.leaves)]
+        moves = list(zip([base + place for place in held.places], sources, held.sizes, strict=True))
+        under_way: list[UnderWay] = []
+        if None in sources:
+            # Device copies are enqueued first: they proceed while the host copies its own.
+            rows = zip(held.leaves, held.places, held.sizes, strict=True)
+            under_way = self._capture([row for row, source in zip(rows, sources, strict=True) if source is None])
+            moves = [move for move in moves if move[1] is not None]
+        try:
+            copy_memory(moves)  # type: ignore[arg-type]
+        except BaseException:
+            for each in under_way:
+                each.capture.wait()  # nobody else may get the arena while a device still writes to it
+            raise
+        return under_way
+
+    def _capture(self, rows: Sequence[tuple[int, int, int]]) -> list[UnderWay]:
+        """Have the families copy (leaf, place, size) into the arena."""
+        gathered: dict[int, tuple[ArrayFamily, Pairs, dict[int, int]]] = {}
+        for index, place, nbytes in rows:
+            leaf = self._leaves[index]
+            _, pairs, position = gathered.setdefault(id(leaf.family), (leaf.family, [], {}))
+            position[index] = len(pairs)
+            pairs.append((leaf.value, self._memory[place : place + nbytes]))
+        return [UnderWay(family.capture(pairs), position) for family, pairs, position in gathered.values()]
+
+    def copy_units(self, units: Sequence[Unit]) -> None:
+        """Copy these units, which follow those of the last call. They are final on return."""
+        moves: list[Move] = []
+        whole: dict[int, tuple[ArrayFamily, Pairs]] = {}
+        cut: list[tuple[FrozenLeaf, int, memoryview]] = []
+        for unit in units:
+            image = self._image(unit)
+            head = self._plan.packs[unit.pack].header[unit.start : unit.end]
+            image[: len(head)] = head
+            target = self._base + unit.place - unit.start
+            for chunk in unit.chunks:
+                leaf = self._leaves[chunk.leaf]
+                inner = chunk.number * checksum.CHUNK_BYTES
+                source = leaf.family.host_address(leaf.value)
+                if source is not None:
+                    moves.append((target + chunk.offset, source + inner, chunk.nbytes))
+                    continue
+                host = image[chunk.offset - unit.start :][: chunk.nbytes]
+                if chunk.nbytes == leaf.spec.nbytes:
+                    whole.setdefault(id(leaf.family), (leaf.family, []))[1].append((leaf.value, host))
+                else:
+                    cut.append((leaf, inner, host))
+        captures: list[Capture] = []
+        try:
+            captures += [family.capture(pairs) for family, pairs in whole.values()]
+            for leaf, inner, host in cut:  # one by one: a piece may be a copy of its own
+                captures.append(leaf.family.capture([(leaf.family.piece(leaf.value, inner, inner + len(host)), host)]))
+            copy_memory(moves)
+        finally:
+            for capture in captures:
+                capture.wait()
+        for unit in units:
+            # Not from the live leaf again: chunk and page must show the same bytes, whoever else may be writing there.
+            image = self._image(unit)
+            if unit.start:
+                image[: len(self._tail)] = self._tail
+            self._tail = bytes(image[unit.stop - unit.start :])
+
+    def _image(self, unit: Unit) -> memoryview:
+        return self._memory[unit.place : unit.place + unit.nbytes]
