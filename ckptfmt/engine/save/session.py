@@ -206,7 +206,10 @@ class SaveSession:
         """Called by the watchdog past the deadline: give the verdict on behalf of a writer that does not come back."""
         if not self._expired:
             self._expired = True
-            self._report(self._outcome(self._overdue()))
+            overdue, snapshot = self._overdue(), self._snapshot
+            if snapshot is not None:
+                snapshot.drop(overdue)  # whoever saves may be waiting for the hung writer to make room
+            self._report(self._outcome(overdue))
 
     def _overdue(self) -> SaveFailed:
         return self._failure(

@@ -59,8 +59,6 @@ class Snapshot:
         self.names_and_specs = [(leaf.name, leaf.spec) for leaf in frozen.leaves]
         self.metadata = metadata
         self.plan = plan
-        self.dropped = False
-        """Set by ``freeze`` if the save failed while the state was being copied or its synchronous part written."""
         self._began = began
         self._stall_seconds = 0.0
         self._frozen = threading.Event()
@@ -83,12 +81,12 @@ class Snapshot:
     def freeze(self) -> float:
         """Block until every copy is final and the synchronous part is written; returns the stall in seconds.
 
-        Raises what a copy raised; the save fails then. Returns early, with ``dropped`` set, if the save has failed.
+        Raises what a copy raised: the save fails then; and ``CkptError`` if the save fails while this waits for it.
         """
         try:
             self._pass_window()
             self._settle()
-            self.dropped = not self._window.wait_written(self.plan.sync_turns)
+            self._window.wait_written(self.plan.sync_turns)
         except BaseException as error:
             self._window.close(error)
             raise

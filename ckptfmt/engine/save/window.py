@@ -16,7 +16,7 @@ class Window:
     """Who may touch which unit. Units are copied in the order of their turns, each as soon as those before it that lie
     in its place have been written; writers may finish in any order.
 
-    Nobody waits for someone who is gone: an error on one side wakes the other.
+    Nobody waits for someone who is gone: once closed, every wait ends with a ``CkptError``.
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:
@@ -33,14 +33,13 @@ class Window:
 
     # -- the side that copies -------------------------------------------------------------------
     def next_units(self) -> Sequence[Unit]:
-        """Block until there is room for a unit; returns the ones to copy now, none at the end or once closed."""
+        """Block until there is room for a unit; returns the ones to copy now, none at the end."""
         with self._changed:
             first = self._copied
             if first == len(self._units):
                 return ()
             self._changed.wait_for(lambda: self._closed or self._units[first].after <= self._gone)
-            if self._closed:
-                return ()
+            self._check_open()
             last, nbytes = first, 0
             while last < len(self._units) and self._units[last].after <= self._gone and nbytes < _STEP_BYTES:
                 nbytes += self._units[last].nbytes
@@ -53,21 +52,19 @@ class Window:
             self._copied += count
             self._changed.notify_all()
 
-    def wait_written(self, count: int) -> bool:
-        """Block until all units are copied and the first ``count`` written; False if that will never be."""
+    def wait_written(self, count: int) -> None:
+        """Block until the first ``count`` units have been written."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._gone >= count)
-            return self._copied == len(self._units) and self._gone >= count
+            if self._gone < count:
+                self._check_open()
 
     # -- the side that writes -------------------------------------------------------------------
     def wait_copied(self, turn: int) -> None:
-        """Block until a unit is final. Raises when it never will be, and what broke off its pack."""
+        """Block until a unit is final. Raises ``CkptError`` if it never will be, or what broke off its pack."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._broken is not None or self._copied > turn)
-            if self._closed:
-                raise CkptError(
-                    f"the state was not copied to its end: {self._cause!r}" if self._cause else "the save was given up"
-                ) from self._cause
+            self._check_open()
             if self._broken is not None:
                 raise self._broken
 
@@ -94,6 +91,11 @@ class Window:
             return True
 
     # -- either ---------------------------------------------------------------------------------
+    def _check_open(self) -> None:
+        if self._closed:
+            why = "the save was given up" if self._cause is None else str(self._cause) or repr(self._cause)
+            raise CkptError(f"not all of the state was copied and written: {why}") from self._cause
+
     def close(self, cause: BaseException | None = None) -> None:
         """Nothing more is copied or written. Again: nothing happens."""
         with self._changed:
