@@ -15,8 +15,8 @@ from ckptfmt.engine.load.slices import read_slice
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import RestoreReport, VerifyReport
+from ckptfmt.engine.stored import Stored
 from ckptfmt.errors import InvalidInput
-from ckptfmt.format.index import TensorEntry
 
 if TYPE_CHECKING:
     from ckptfmt.engine.arena import Arena
@@ -169,7 +169,7 @@ class Generation(Mapping[str, "StoredTensor"]):
 class StoredTensor:
     """One tensor of a committed generation. Nothing is read until ``read``, an index or ``__array__`` asks for it."""
 
-    def __init__(self, name: str, entry: TensorEntry, generation: Generation) -> None:
+    def __init__(self, name: str, entry: Stored, generation: Generation) -> None:
         self.name = name
         self._entry = entry
         self._generation = generation

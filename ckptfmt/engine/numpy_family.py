@@ -58,7 +58,7 @@ class NumpyFamily(_HostFamily):
     def owns(self, value: Any) -> bool:
         return isinstance(value, np.ndarray)
 
-    def describe(self, value: Any, path: str) -> LeafSpec:
+    def describe(self, value: Any, path: str, known: LeafSpec | None = None) -> LeafSpec:
         if type(value) is not np.ndarray:
             raise UnsupportedValue(
                 f"{path}: {type(value).__module__}.{type(value).__qualname__} is a subclass of numpy.ndarray with "
@@ -72,17 +72,14 @@ class NumpyFamily(_HostFamily):
             )
         shape = value.shape
         interface = value.__array_interface__
-        alias = ("numpy", interface["data"][0], name, shape, interface["strides"]) if value.nbytes else None
-        return LeafSpec(name, shape, (0,) * len(shape), shape, value.nbytes, "replicated", alias)
-
-    def flags(self, value: Any) -> tuple[str, ...]:
-        return ()
+        nbytes, address = value.nbytes, interface["data"][0]
+        alias = ("numpy", address, name, shape, interface["strides"]) if nbytes else None
+        ready = address if nbytes and _as_stored(value) else None
+        spec = LeafSpec(name, shape, (0,) * len(shape), shape, nbytes, "replicated", alias, (), ready)
+        return known if known == spec else spec
 
     def host_address(self, value: Any) -> int | None:
-        # Of a descriptor in several byte orders only the little-endian one is already as stored.
-        if value.flags.c_contiguous and (value.dtype.isnative or value.dtype.itemsize == 1) and _LITTLE:
-            return int(value.__array_interface__["data"][0])
-        return None
+        return int(value.__array_interface__["data"][0]) if value.nbytes and _as_stored(value) else None
 
     def capture(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
         for value, host in pairs:
@@ -121,6 +118,11 @@ class NumpyFamily(_HostFamily):
             return f"{path}: the array is broadcast, several of its elements share memory; pass a copy"
         return None
 
+    def takes(self, value: Any, dtype: str, shape: tuple[int, ...]) -> int | None:
+        if type(value) is not np.ndarray or value.shape != shape or not value.nbytes or not value.flags.writeable:
+            return None
+        return self.host_address(value) if dtypes.from_numpy(value.dtype) == dtype else None
+
     def build(self, spec: LeafSpec, host: memoryview, flags: Sequence[str], device: Any | None) -> Any:
         if device not in (None, "cpu"):
             raise InvalidInput(f'a numpy array lives on the CPU, not on {device}; load with framework="torch"')
@@ -142,12 +144,9 @@ class BlobFamily(_HostFamily):
     def owns(self, value: Any) -> bool:
         return type(value) in (bytes, bytearray)
 
-    def describe(self, value: Any, path: str) -> LeafSpec:
+    def describe(self, value: Any, path: str, known: LeafSpec | None = None) -> LeafSpec:
         shape = (len(value),)
         return LeafSpec("uint8", shape, (0,), shape, len(value))
-
-    def flags(self, value: Any) -> tuple[str, ...]:
-        return ()
 
     def host_address(self, value: Any) -> int | None:
         return None
@@ -169,11 +168,20 @@ class BlobFamily(_HostFamily):
     def check_fillable(self, value: Any, path: str) -> str | None:
         return None  # replaced, never filled
 
+    def takes(self, value: Any, dtype: str, shape: tuple[int, ...]) -> int | None:
+        return None
+
     def build(self, spec: LeafSpec, host: memoryview, flags: Sequence[str], device: Any | None) -> Any:
         return bytes(host)
 
 
 _LITTLE = sys.byteorder == "little"
+
+
+def _as_stored(value: np.ndarray[Any, Any]) -> bool:
+    """Whether the bytes lie in memory as they will in a pack: dense, in C order and little-endian."""
+    # Of a descriptor in several byte orders only the little-endian one is already as stored.
+    return value.flags.c_contiguous and (value.dtype.isnative or value.dtype.itemsize == 1) and _LITTLE
 
 
 def _over(host: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

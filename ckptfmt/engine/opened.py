@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Any
 
 from ckptfmt.engine import protocol, verdicts
-from ckptfmt.engine.read import StoredBox
 from ckptfmt.engine.reports import GenerationInfo
 from ckptfmt.engine.site import Site
+from ckptfmt.engine.stored import Stored, StoredTensors
 from ckptfmt.errors import Corrupt, FormatError, Mismatch, NotCommitted, NotFound
 from ckptfmt.format import layout, tree, verdict
-from ckptfmt.format.index import Index, TensorEntry
+from ckptfmt.format.index import Index
 from ckptfmt.format.manifest import Manifest, decode_manifest, manifest_digest
 from ckptfmt.ports.catalog import GenerationRecord
 
@@ -71,44 +71,17 @@ class Opened:
                     found.setdefault(self.index.canonical(name), tag)
         return found
 
-    def tensor(self, name: str, rank: int | None = None) -> TensorEntry:
-        return self.index.find(name, rank)
+    @cached_property
+    def stored(self) -> StoredTensors:
+        """Its tensors, with the objects that hold their bytes."""
+        return StoredTensors(self.index, [self.pack_key(pack.name, pack.generation) for pack in self.manifest.packs])
+
+    def tensor(self, name: str, rank: int | None = None) -> Stored:
+        return self.stored.find(name, rank)
 
     def metadata(self) -> Any:
         """The user's metadata, rebuilt."""
         return tree.decode(self.manifest.metadata, _no_tensors, lenient=True)
-
-    def boxes(self, entry: TensorEntry) -> list[StoredBox]:
-        """Where the boxes of a tensor are, for the read pipeline. Made once."""
-        key = (entry.name, entry.rank)
-        found = self._boxes.get(key)
-        if found is None:
-            found = self._boxes[key] = self._make_boxes(entry)
-        return found
-
-    @cached_property
-    def _boxes(self) -> dict[tuple[str, int], list[StoredBox]]:
-        return {}
-
-    @cached_property
-    def _pack_keys(self) -> list[str]:
-        return [self.pack_key(pack.name, pack.generation) for pack in self.manifest.packs]
-
-    def _make_boxes(self, entry: TensorEntry) -> list[StoredBox]:
-        return [
-            StoredBox(
-                tensor=entry.name,
-                start=box.start,
-                size=box.size,
-                pack=self._pack_keys[box.pack_index],
-                pack_bytes=box.pack.nbytes,
-                offset=box.offset,
-                nbytes=box.nbytes,
-                digests=box.digests,
-                chunk_bytes=self.manifest.chunk_bytes,
-            )
-            for box in entry.boxes
-        ]
 
     def pack_key(self, name: str, generation: str | None) -> str:
         place = self.folder if generation is None else f"{self.folder.rpartition('/')[0]}/{generation}"

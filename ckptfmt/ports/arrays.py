@@ -24,7 +24,10 @@ class LeafSpec(msgspec.Struct, frozen=True, gc=False):
     ``dtype`` is a format dtype name (``format.dtypes``); ``start`` and ``size`` give the box of
     ``global_shape`` that is held here; ``nbytes`` is the box's bytes. ``alias`` is equal for leaves
     that are views of exactly the same bytes (same address, shape, strides and dtype), else None
-    when that cannot be told or the tensor has no bytes.
+    when that cannot be told or the tensor has no bytes. ``flags`` are facts needed to rebuild exactly:
+    ``parameter``, ``buffer``, ``non_persistent``, ``requires_grad``, ``channels_last``, ...
+    ``address`` is where the box's bytes already lie in host memory, dense, in C order and
+    little-endian; None if they don't, or there are none.
     """
 
     dtype: str
@@ -34,6 +37,22 @@ class LeafSpec(msgspec.Struct, frozen=True, gc=False):
     nbytes: int
     kind: LeafKind = "replicated"
     alias: Hashable | None = None
+    flags: tuple[str, ...] = ()
+    address: int | None = None
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """Live tensors that nothing changes but their owner (an optimizer), which announces it: a snapshot may go on copying
+    them until then."""
+
+    values: Callable[[], Sequence[Any]]
+    """All of them now. Their family describes them; what has no ``alias`` is not recognised in the saved state."""
+    announce: Callable[[Callable[[], None]], Callable[[], None]]
+    """``announce(before)`` has ``before()`` called by the updating thread ahead of every change, until the returned undo
+    is called: by that thread, but not from within ``before``."""
+    changes: Callable[[Any], int]
+    """The library's count of in-place changes of one value; equal counts prove nothing, different ones tell of a change."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +79,8 @@ class Expansion:
     rename: Callable[[Any, Callable[[str], str]], Any] | None = None
     """``rename(saved_state, change)`` gives the tensor names that the state is keyed by new ones; for an optimizer,
     whose state goes by the names of its parameters."""
+    owned: Ownership | None = None
+    """What the object alone changes."""
 
 
 class Capture(Protocol):
@@ -94,17 +115,15 @@ class ArrayFamily(Protocol):
         names of its parameters. ``objects`` are (dotted path, object), ``leaves`` the (dotted name, tensor)
         pairs that stand in the state by themselves. ``Mismatch`` names every parameter or name clash."""
 
-    def describe(self, value: Any, path: str) -> LeafSpec:
+    def describe(self, value: Any, path: str, known: LeafSpec | None = None) -> LeafSpec:
         """No data access, no device sync. ``UnsupportedValue`` naming ``path`` for sparse, quantised, nested, meta and
-        wrapper tensors, and for dtypes that the format lacks."""
+        wrapper tensors, and for dtypes that the format lacks.
 
-    def flags(self, value: Any) -> tuple[str, ...]:
-        """Facts needed to rebuild exactly: ``parameter``, ``buffer``, ``non_persistent``, ``requires_grad``,
-        ``channels_last``, ..."""
+        ``known`` was said of what stood at this place in the last save. If every word of it holds for ``value``, that
+        very object may be returned: in the stall comparing is cheaper than making. Its ``kind`` is the caller's."""
 
     def host_address(self, value: Any) -> int | None:
-        """Address of the leaf's bytes where they already lie in host memory, dense, in C order and little-endian;
-        else None."""
+        """``address`` of what ``describe`` says, by itself."""
 
     def capture(self, pairs: Sequence[tuple[Any, memoryview]]) -> Capture:
         """Copy each value's box into its host memory. CPU values are final on return."""
@@ -126,6 +145,10 @@ class ArrayFamily(Protocol):
 
     def check_fillable(self, value: Any, path: str) -> str | None:
         """A reason why ``value`` cannot be filled (e.g. on the meta device: names ``to_empty``), or None."""
+
+    def takes(self, value: Any, dtype: str, shape: tuple[int, ...]) -> int | None:
+        """``host_address`` of a value that is fillable as it is with a whole tensor of ``dtype`` and ``shape``; asked of
+        every tensor of a state, so it must be cheap. None is no refusal: ``check_fillable`` and ``describe`` tell."""
 
     def build(self, spec: LeafSpec, host: memoryview, flags: Sequence[str], device: Any | None) -> Any:
         """Return a value over ``host`` (writable; the value keeps it alive, without a copy where the library allows)

@@ -12,7 +12,7 @@ from ckptfmt.errors import InvalidInput, UnsupportedValue
 from ckptfmt.ports.arrays import Capture, Expansion, LeafSpec
 from ckptfmt.torch import types
 from ckptfmt.torch.cuda import CudaRuntime, DeviceTransfers, Pair, capture_from_device, fill_from_host
-from ckptfmt.torch.elements import EXACT_TYPES, NAMES, address_of, allocate, bits, over_host, torch_dtype
+from ckptfmt.torch.elements import EXACT_TYPES, NAMES, allocate, bits, is_lazy_view, over_host, torch_dtype
 from ckptfmt.torch.expand import expand_objects, is_object
 from ckptfmt.torch.host import cast_in, copy_in, copy_out, dense_address, overlaps, wrote_to
 from ckptfmt.torch.pieces import piece_of
@@ -23,6 +23,11 @@ _MEMORY_FORMATS: Final = {
     4: ("channels_last", torch.channels_last),
     5: ("channels_last_3d", torch.channels_last_3d),
 }
+
+
+_TENSOR: Final = ((), ("requires_grad",))
+_PARAMETER: Final = (("parameter",), ("parameter", "requires_grad"))
+"""The flags of dense tensors, by ``requires_grad``."""
 
 
 class TorchFamily:
@@ -45,43 +50,39 @@ class TorchFamily:
     def expand(self, objects: Sequence[tuple[str, Any]], leaves: Sequence[tuple[str, Any]]) -> list[Expansion]:
         return expand_objects(objects, leaves)
 
-    def describe(self, value: Any, path: str) -> LeafSpec:
+    def describe(self, value: Any, path: str, known: LeafSpec | None = None) -> LeafSpec:
         # In the stall once per tensor, so each attribute counts: sparse and other storage-less layouts
         # raise at data_ptr(), nested ones at shape; quantised ones have dtypes of their own.
-        if type(value) not in EXACT_TYPES:
+        kind = type(value)
+        if kind not in EXACT_TYPES:
             raise refusal(value, path)
         try:
             dtype = value.dtype
-            size = tuple(value.shape)
-            nbytes = value.nbytes
+            size = value.shape
             address = value.data_ptr()
-            stride = value.stride()
+            dense = value.is_contiguous() and value.is_cpu and not is_lazy_view(value)
         except RuntimeError:
             raise refusal(value, path) from None
         name = NAMES.get(dtype)
-        if name is None or (nbytes and not address) or value.is_meta:
-            raise refusal(value, path)
-        alias = None
-        if nbytes and not value.is_neg() and not (dtype.is_complex and value.is_conj()):
-            alias = (address, name, size, stride, value.device)
-        return LeafSpec(name, size, (0,) * len(size), size, nbytes, "replicated", alias)
-
-    def flags(self, value: Any) -> tuple[str, ...]:
-        found = []
-        if type(value) is torch.nn.Parameter:
-            found.append("parameter")
+        if not dense or name is None or not address:
+            return _described(value, path, known)
+        if kind is torch.nn.Parameter:
+            flags = _PARAMETER[value.requires_grad]
         elif getattr(value, "_is_buffer", False):
-            found.append("buffer" if getattr(value, "persistent", True) else "non_persistent")
-        if value.requires_grad:
-            found.append("requires_grad")
-        memory_format = _MEMORY_FORMATS.get(value.dim())
+            flags = _flags(value)
+        else:
+            flags = _TENSOR[value.requires_grad]
         if (
-            memory_format is not None
-            and not value.is_contiguous()
-            and value.is_contiguous(memory_format=memory_format[1])
+            known is not None
+            and known.address == address
+            and known.size == size
+            and known.dtype == name
+            and known.flags == flags
         ):
-            found.append(memory_format[0])
-        return tuple(found)
+            return known
+        size = tuple(size)
+        alias = (address, name, size)
+        return LeafSpec(name, size, (0,) * len(size), size, value.nbytes, "replicated", alias, flags, address)
 
     def host_address(self, value: Any) -> int | None:
         return dense_address(value)
@@ -133,14 +134,26 @@ class TorchFamily:
             return f"{path}: several elements share memory (an expanded view); pass a contiguous copy"
         return None
 
+    def takes(self, value: Any, dtype: str, shape: tuple[int, ...]) -> int | None:
+        # Once per tensor of a model. Dense memory can't overlap itself; a tensor without memory has no address.
+        if type(value) not in EXACT_TYPES or NAMES.get(value.dtype) != dtype:
+            return None
+        try:
+            return dense_address(value) if value.shape == shape else None
+        except RuntimeError:  # sparse, nested, or of a running transform: ``describe`` says so
+            return None
+
     def build(self, spec: LeafSpec, host: memoryview, flags: Sequence[str], device: Any | None) -> Any:
         dtype = torch_dtype(spec.dtype)
-        if spec.nbytes and (host.readonly or address_of(host) % dtype.itemsize):
-            host = memoryview(bytearray(host))  # torch wants writable memory, and its kernels aligned elements
+        if host.readonly and spec.nbytes:
+            host = memoryview(bytearray(host))
+        tensor = over_host(host, dtype, spec.size)
+        if tensor.data_ptr() % dtype.itemsize:  # torch's kernels want aligned elements
+            tensor = over_host(memoryview(bytearray(host)), dtype, spec.size)
+        if not flags and device is None:
+            return tensor
         memory_format = next((form for name, form in _MEMORY_FORMATS.values() if name in flags), None)
-        if memory_format is None:
-            tensor = over_host(host, dtype, spec.size)
-        else:
+        if memory_format is not None:
             tensor = allocate(spec.size, dtype, memory_format)
             copy_in(tensor, host)
         if device is not None:
@@ -152,6 +165,37 @@ class TorchFamily:
 
     def _transfers(self, on_device: list[Pair], enqueue: Callable[..., DeviceTransfers]) -> DeviceTransfers:
         return enqueue(on_device, self._cuda) if on_device else DeviceTransfers(self._cuda, [], {})
+
+
+def _described(value: torch.Tensor, path: str, known: LeafSpec | None) -> LeafSpec:
+    """The description of a tensor that is empty, strided, a lazy view or on a device; or why it cannot be stored."""
+    try:
+        size = tuple(value.shape)
+        nbytes = value.nbytes
+        address = value.data_ptr()
+        stride = value.stride()
+    except RuntimeError:
+        raise refusal(value, path) from None
+    name = NAMES.get(value.dtype)
+    if name is None or (nbytes and not address) or value.is_meta:
+        raise refusal(value, path)
+    alias = (address, name, size, stride, value.device) if nbytes and not is_lazy_view(value) else None
+    spec = LeafSpec(name, size, (0,) * len(size), size, nbytes, "replicated", alias, _flags(value))
+    return known if known == spec else spec
+
+
+def _flags(value: torch.Tensor) -> tuple[str, ...]:
+    found = []
+    if type(value) is torch.nn.Parameter:
+        found.append("parameter")
+    elif getattr(value, "_is_buffer", False):
+        found.append("buffer" if getattr(value, "persistent", True) else "non_persistent")
+    if value.requires_grad:
+        found.append("requires_grad")
+    memory_format = _MEMORY_FORMATS.get(value.dim())
+    if memory_format is not None and not value.is_contiguous() and value.is_contiguous(memory_format=memory_format[1]):
+        found.append(memory_format[0])
+    return tuple(found)
 
 
 def _moved(tensor: torch.Tensor, device: Any) -> torch.Tensor:

@@ -63,12 +63,9 @@ class ArrayFamilyOfTheStandardLibrary:
     def expand(self, objects: Any, leaves: Any) -> list[Any]:
         return []
 
-    def describe(self, value: Any, path: str) -> LeafSpec:
+    def describe(self, value: Any, path: str, known: LeafSpec | None = None) -> LeafSpec:
         shape = (len(value),)
         return LeafSpec("int64", shape, (0,), shape, 8 * len(value))
-
-    def flags(self, value: Any) -> tuple[str, ...]:
-        return ()
 
     def host_address(self, value: Any) -> int | None:
         return None
@@ -92,6 +89,9 @@ class ArrayFamilyOfTheStandardLibrary:
         pass
 
     def check_fillable(self, value: Any, path: str) -> str | None:
+        return None
+
+    def takes(self, value: Any, dtype: str, shape: tuple[int, ...]) -> int | None:
         return None
 
     def build(self, spec: LeafSpec, host: memoryview, flags: Sequence[str], device: Any | None) -> Any:

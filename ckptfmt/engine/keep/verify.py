@@ -22,8 +22,7 @@ Progress = Callable[[int, int], None]
 def verify(opened: Opened, progress: Progress | None = None) -> VerifyReport:
     """Check pack headers and every chunk. The report lists every problem with object, tensor and offset."""
     began = time.perf_counter()
-    entries = [opened.index.entry(row) for row in range(len(opened.manifest.tensors.name))]
-    plan = plan_reads(box for entry in entries for box in opened.boxes(entry))
+    plan = plan_reads(box for tensor in opened.stored.all for box in tensor.boxes)
     problems: list[Problem] = []
     damaged: set[str] = set()
     for row in opened.manifest.packs:

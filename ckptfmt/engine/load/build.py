@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.assemble import assemble
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.read import ReadPlan, box_view, plan_reads, read_regions
+from ckptfmt.engine.read import ReadPlan, StoredBox, plan_reads, read_regions
+from ckptfmt.engine.stored import Stored
 from ckptfmt.errors import UnsupportedValue
 from ckptfmt.format import tree
-from ckptfmt.format.index import TensorEntry
 from ckptfmt.ports.arrays import ArrayFamily, LeafSpec
 
 Key = tuple[str, int]
@@ -22,30 +25,35 @@ Key = tuple[str, int]
 class Memory:
     """Host bytes of tensors that were read: whole, in C order."""
 
-    def __init__(self, opened: Opened, plan: ReadPlan, memory: memoryview) -> None:
-        self._views: dict[tuple[str, int], memoryview] = {}
-        self._opened = opened
+    def __init__(self, plan: ReadPlan, memory: memoryview) -> None:
+        self._memory = memory
+        self._packs: dict[str, tuple[list[int], list[int]]] = {}
+        """For each pack the offsets of its regions, and how far from them their bytes lie in memory."""
         for region in plan.regions:
-            for box in region.boxes:
-                self._views[(box.pack, box.offset)] = box_view(memory, region, box)
+            starts, shifts = self._packs.setdefault(region.pack, ([], []))
+            starts.append(region.start)
+            shifts.append(region.memory_offset - region.start)
 
-    def bytes_of(self, entry: TensorEntry) -> memoryview:
+    def bytes_of(self, stored: Stored) -> memoryview:
         """The tensor's bytes; one that is stored in several boxes is put together first."""
-        if not entry.nbytes:
+        if not stored.nbytes:
             return memoryview(bytearray())
-        boxes = self._opened.boxes(entry)
-        views = [self._views[(box.pack, box.offset)] for box in boxes if box.nbytes]
-        if len(boxes) == 1:
-            return views[0]
-        whole = map_memory(entry.nbytes)[: entry.nbytes]
-        parts = [(box.start, box.size, view) for box, view in zip([b for b in boxes if b.nbytes], views, strict=True)]
-        assemble(whole, entry.shape, entry.dtype, parts)
+        if len(stored.boxes) == 1:
+            return self._view(stored.boxes[0])
+        whole = map_memory(stored.nbytes)[: stored.nbytes]
+        parts = [(box.start, box.size, self._view(box)) for box in stored.boxes if box.nbytes]
+        assemble(whole, stored.shape, stored.dtype, parts)
         return whole
+
+    def _view(self, box: StoredBox) -> memoryview:
+        starts, shifts = self._packs[box.pack]
+        at = box.offset + shifts[bisect_right(starts, box.offset) - 1]
+        return self._memory[at : at + box.nbytes]
 
 
 def read_entries(
     opened: Opened,
-    entries: Sequence[TensorEntry],
+    entries: Sequence[Stored],
     *,
     verify: bool = True,
     memory: Callable[[int], memoryview] = map_memory,
@@ -53,15 +61,15 @@ def read_entries(
 ) -> Memory:
     """Read ``entries`` whole, each stored tensor once."""
     unique = list({(entry.name, entry.rank): entry for entry in entries}.values())
-    plan = plan_reads(box for entry in unique for box in opened.boxes(entry))
+    plan = plan_reads(chain.from_iterable([entry.boxes for entry in unique]))
     target = memory(plan.memory_bytes) if plan.memory_bytes else memoryview(bytearray())
     read_regions(opened.site.backend, plan, target, verify=verify, progress=progress)
-    return Memory(opened, plan, target)
+    return Memory(plan, target)
 
 
-def wanted_entries(opened: Opened, nodes: Sequence[tree.Node], rank: int) -> list[TensorEntry]:
+def wanted_entries(opened: Opened, nodes: Sequence[tree.Node], rank: int) -> list[Stored]:
     """The stored tensors that ``nodes`` refer to, looking into the rank's slots; each once."""
-    found: dict[Key, TensorEntry] = {}
+    found: dict[Key, Stored] = {}
     todo = list(nodes)
     while todo:
         for tag, name in tree.references(todo.pop()):
@@ -71,6 +79,17 @@ def wanted_entries(opened: Opened, nodes: Sequence[tree.Node], rank: int) -> lis
                 entry = opened.tensor(name, rank)
                 found.setdefault((entry.name, entry.rank), entry)
     return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How references of one tag and one set of flags are built, and those that are, by stored name."""
+
+    tag: str
+    family: ArrayFamily | None
+    """None for byte strings."""
+    flags: tuple[str, ...]
+    built: dict[str, Any] = field(default_factory=dict)
 
 
 class Builder:
@@ -92,7 +111,7 @@ class Builder:
         self._rank = rank
         self._framework = framework
         self._device = device
-        self._built: dict[tuple[str, int, str, tuple[str, ...]], Any] = {}
+        self._kinds: dict[tuple[str, tuple[str, ...]], _Kind] = {}
 
     def value(self, node: tree.Node) -> Any:
         return tree.decode(node, self._leaf)
@@ -100,33 +119,35 @@ class Builder:
     def _leaf(self, tag: str, payload: Any) -> Any:
         if tag == "per_rank":
             return self.value(self._opened.slot(tree.per_rank(payload), self._rank))
-        name, flags = tree.split_reference(payload)
-        entry = self._opened.tensor(name, self._rank)
-        key = (entry.name, entry.rank, tag, flags)
-        if key not in self._built:
-            self._built[key] = self.tensor(tag, entry, flags)
-        return self._built[key]
+        name, flags = (payload, ()) if type(payload) is str else tree.split_reference(payload)
+        stored = self._opened.stored.find(name, self._rank)
+        kind = self._kinds.get((tag, flags))
+        if kind is None:
+            kind = self._kinds[tag, flags] = self._kind(tag, flags, stored)
+        value = kind.built.get(stored.name)
+        if value is None:
+            value = kind.built[stored.name] = self._build(kind, stored)
+        return value
 
-    def tensor(self, tag: str, entry: TensorEntry, flags: tuple[str, ...]) -> Any:
-        host = self._memory.bytes_of(entry)
-        if tag == "stored_bytes":
-            return bytes(host)
-        if tag == "stored_bytearray":
-            return bytearray(host)
-        family, flags = self._family(tag, entry, flags)
-        size = entry.shape
-        spec = LeafSpec(entry.dtype, size, (0,) * len(size), size, entry.nbytes, entry.kind)
-        return family.build(spec, host, flags, self._device)
+    def _build(self, kind: _Kind, stored: Stored) -> Any:
+        host = self._memory.bytes_of(stored)
+        if kind.family is None:
+            return bytes(host) if kind.tag == "stored_bytes" else bytearray(host)
+        size = stored.shape
+        spec = LeafSpec(stored.dtype, size, (0,) * len(size), size, stored.nbytes, stored.kind)
+        return kind.family.build(spec, host, kind.flags, self._device)
 
-    def _family(self, tag: str, entry: TensorEntry, flags: tuple[str, ...]) -> tuple[ArrayFamily, tuple[str, ...]]:
+    def _kind(self, tag: str, flags: tuple[str, ...], stored: Stored) -> _Kind:
+        if tag in ("stored_bytes", "stored_bytearray"):
+            return _Kind(tag, None, ())
         name = {"torch": "tensor", "numpy": "array", "saved": tag}[self._framework]
         family = self._families.named(name)
         if family is None and self._framework == "saved":
             # Without torch a saved torch tensor is still good for reading, as an array.
             family, flags = self._families.named("array"), ()
         if family is None:
-            raise UnsupportedValue(f"tensor {entry.name!r} was saved as a {tag}, which no loaded library can build")
-        return family, flags if name == tag else ()
+            raise UnsupportedValue(f"tensor {stored.name!r} was saved as a {tag}, which no loaded library can build")
+        return _Kind(tag, family, flags if name == tag else ())
 
 
 def mentions_torch(node: tree.Node) -> bool:

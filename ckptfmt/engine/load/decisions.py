@@ -6,21 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from ckptfmt.engine.stored import Stored
 from ckptfmt.format import tree
-from ckptfmt.format.index import TensorEntry
 from ckptfmt.ports.arrays import ArrayFamily
 
 Setter = Callable[[Any], None]
 
 
-@dataclass(frozen=True)
-class Fill:
-    """A live tensor that takes the bytes of a stored one."""
+class Fill(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A live tensor that takes the bytes of a stored one. A Struct, since there is one for each tensor."""
 
     path: str
     value: Any
     family: ArrayFamily
-    row: TensorEntry
+    row: Stored
     start: tuple[int, ...]
     size: tuple[int, ...]
     cast: bool

@@ -42,6 +42,7 @@ class Matcher:
         self._selection = selection
         self._renamed = renamed
         self._used: set[str] = set()
+        self._at_address: dict[int, Fill] = {}
         self._tied: dict[Hashable, Fill] = {}
         self.plan = RestorePlan()
 
@@ -88,6 +89,19 @@ class Matcher:
             )
         return self._scalar(node, path, put)
 
+    def _fits(self, node: tree.Node, live: Any, path: str) -> bool:
+        """Settle the common case at a glance, once for every tensor of a model: dense host memory where a tensor of
+        this dtype and shape was saved. False leaves everything to ``_visit``."""
+        family, name = self._families.of(live), tensor_name(node)
+        if family is None or name is None or self._renamed is not None or not self._selection.wants(path):
+            return False
+        row = self._opened.stored.find(name, self._rank)
+        address = family.takes(live, row.dtype, row.shape)
+        if address is None:
+            return False
+        self._add(Fill(path, live, family, row, (0,) * len(row.shape), row.shape, False), address, None)
+        return True
+
     def _own_rank(self, node: tree.Node) -> tree.Node:
         return self._opened.slot(node, self._rank)
 
@@ -132,20 +146,34 @@ class Matcher:
         if cast and not self._cast:
             plan.problems.append(f"{path}: saved dtype {row.dtype}, live dtype {spec.dtype} (cast=True converts)")
             return None
-        fill = Fill(path, live, family, row, start, spec.size, cast)
-        first = fill if spec.alias is None else self._tied.setdefault(spec.alias, fill)
+        address = None if spec.alias is None else family.host_address(live)
+        return self._add(Fill(path, live, family, row, start, spec.size, cast), address, spec.alias)
+
+    def _add(self, fill: Fill, address: int | None, alias: Hashable | None) -> None:
+        plan = self.plan
+        first = self._first_of(fill, address, alias)
         if first is fill:
             plan.fills.append(fill)
         elif not same_bytes(first, fill):
-            plan.problems.append(
-                f"{first.path} and {path}: one tensor here, but saved were two that differ; untie them, or leave one "
-                "out with keys="
+            return plan.problems.append(
+                f"{first.path} and {fill.path}: one tensor here, but saved were two that differ; untie them, or leave "
+                "one out with keys="
             )
-            return None
-        plan.loaded.append(path)
-        if cast:
-            plan.cast.append(path)
+        plan.loaded.append(fill.path)
+        if fill.cast:
+            plan.cast.append(fill.path)
         return None
+
+    def _first_of(self, fill: Fill, address: int | None, alias: Hashable | None) -> Fill:
+        """The first fill of this very live tensor: ``fill`` itself, unless two names are tied here. Only of those
+        that begin at one address is it asked whether they are all of the same bytes."""
+        if address is not None:
+            first = self._at_address.setdefault(address, fill)
+            if first is fill:
+                return fill
+            self._tied.setdefault(first.family.describe(first.value, first.path).alias, first)
+            alias = fill.family.describe(fill.value, fill.path).alias
+        return fill if alias is None else self._tied.setdefault(alias, fill)
 
     def _scalar(self, node: tree.Node, path: str, put: Setter, saved_path: str | None = None) -> None:
         if node is UNSET:
@@ -234,7 +262,9 @@ class Matcher:
             return
         saved = {key_of(key): child for key, child in pairs}
         for key, value in live.items():
-            self._visit(saved.pop(key, UNSET), value, tree.join(path, key), _item_setter(put_item, key))
+            child, where = saved.pop(key, UNSET), tree.join(path, key)
+            if not self._fits(child, value, where):
+                self._visit(child, value, where, _item_setter(put_item, key))
         origin = path if self._renamed is None else self._renamed.origins.get(path, path)
         for key, child in saved.items():
             where = tree.join(path, key)
@@ -259,7 +289,9 @@ class Matcher:
             self.plan.problems.append(f"{path or 'the state'}: a list of {len(live)} here, but saved was {saved}")
             return None
         for number, (child, value) in enumerate(zip(items, list(live), strict=True)):
-            self._visit(child, value, tree.join(path, number), _item_setter(live.__setitem__, number))
+            where = tree.join(path, number)
+            if not self._fits(child, value, where):
+                self._visit(child, value, where, _item_setter(live.__setitem__, number))
         return None
 
     def _tuple(self, node: tree.Node, live: tuple[Any, ...], path: str, put: Setter) -> None:

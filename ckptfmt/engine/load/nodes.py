@@ -19,6 +19,8 @@ _PAIRS_AT: Final[Mapping[str, int | None]] = {
     "defaultdict": 1,
 }
 """Tags of mappings, and where in their payload the pairs stand (None: they are the payload)."""
+_LISTS: Final = frozenset({list})
+_TWO: Final = frozenset({2})
 
 
 def tag_of(node: tree.Node) -> str:
@@ -37,7 +39,7 @@ def pairs_of(node: tree.Node) -> list[Any] | None:
     payload = node[tag]
     if position is not None:
         payload = _row(payload, tag, 2)[position]
-    if type(payload) is not list or not all(type(pair) is list and len(pair) == 2 for pair in payload):
+    if type(payload) is not list or not (_LISTS.issuperset(map(type, payload)) and _TWO.issuperset(map(len, payload))):
         raise _malformed(tag)
     return payload
 
@@ -77,10 +79,16 @@ def check_depth(node: tree.Node) -> None:
     """Raise ``FormatError`` for a tree that is nested more deeply than any writer may: the walks here recurse."""
     level = [node]
     for _ in range(_DEPTH_MAX):
-        level = [child for here in level for child in _below(here)]
+        level = [child for here in level for child in _below(here) if _may_hold(child)]
         if not level:
             return
     raise FormatError(f"the state tree is nested more than {tree.DEPTH_MAX} deep")
+
+
+def _may_hold(node: tree.Node) -> bool:
+    """Whether there may be something below ``node``; asked of every leaf, so it must cost next to nothing."""
+    cls = type(node)
+    return cls is list or (cls is dict and "tensor" not in node and "array" not in node)
 
 
 def _below(node: tree.Node) -> list[tree.Node]:
@@ -104,6 +112,11 @@ def with_pairs(node: tree.Node, pairs: list[Any]) -> tree.Node:
 
 def tensor_name(node: tree.Node) -> str | None:
     """Name of the tensor that ``node`` refers to, or None if it is no reference."""
+    if type(node) is not dict or len(node) != 1:
+        return None
+    payload = node.get("tensor") or node.get("array")
+    if type(payload) is str:
+        return payload
     tag = tag_of(node)
     return tree.split_reference(node[tag])[0] if tag in ("tensor", "array") else None
 
@@ -128,6 +141,8 @@ def state_of(node: tree.Node) -> tree.Node:
 
 def key_of(node: tree.Node) -> Any:
     """The Python key of a mapping's key node."""
+    if type(node) is str:
+        return node
     return tree.decode(node, _no_leaf)
 
 

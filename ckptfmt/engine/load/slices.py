@@ -8,16 +8,16 @@ from ckptfmt.engine.arena import PAGE, map_memory
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.read import StoredBox, check_chunk
+from ckptfmt.engine.stored import Stored
 from ckptfmt.engine.transfer import run_all, thread_count
 from ckptfmt.format import boxes
 from ckptfmt.format.dtypes import dtype
-from ckptfmt.format.index import TensorEntry
 from ckptfmt.ports.arrays import ArrayFamily, LeafSpec
 
 
 def read_slice(
     opened: Opened,
-    entry: TensorEntry,
+    entry: Stored,
     start: tuple[int, ...],
     size: tuple[int, ...],
     family: ArrayFamily,
@@ -30,7 +30,7 @@ def read_slice(
     nbytes = boxes.volume(size) * width
     host = map_memory(nbytes)[:nbytes]
     if nbytes:
-        for box in opened.boxes(entry):
+        for box in entry.boxes:
             common = boxes.intersect((start, size), (box.start, box.size))
             if common is not None:
                 _copy_common(opened, box, common, (start, size), host, width, verify)

@@ -25,7 +25,7 @@ def fill_through_window(opened: Opened, fills: Sequence[Fill], changed: list[str
     for fill in fills:
         if not fill.row.nbytes:
             continue
-        boxes = opened.boxes(fill.row)
+        boxes = fill.row.boxes
         address = None if fill.cast else fill.family.host_address(fill.value)
         if address is not None and len(boxes) == 1 and (fill.start, fill.size) == whole(fill.row.shape):
             try:
