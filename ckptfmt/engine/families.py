@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ckptfmt.engine.numpy_family import BlobFamily, NumpyFamily
 from ckptfmt.errors import UnsupportedValue
@@ -12,6 +12,8 @@ from ckptfmt.ports.arrays import ArrayFamily, Expansion
 from ckptfmt.rng import Rng
 
 _CONTAINERS = (dict, list, tuple)
+_DEPTH_MAX = 256
+_Role = Literal["tensor", "object", "container", "per_rank", "sharded", "plain"]
 
 
 class Families:
@@ -21,6 +23,9 @@ class Families:
         self.blob: ArrayFamily = BlobFamily()
         self._families: tuple[ArrayFamily, ...] = (*others, NumpyFamily())
         self._by_type: dict[type, ArrayFamily | None] = {bytes: self.blob, bytearray: self.blob}
+        self._roles: dict[type, _Role] = {}
+        self._inert: set[type] = set()
+        """Types of values that are no live objects and hold none."""
 
     def of(self, value: Any) -> ArrayFamily | None:
         """The family that owns ``value`` as a tensor leaf, or None."""
@@ -61,17 +66,17 @@ class Families:
     def expand(self, state: Any) -> dict[int, Expansion]:
         """Expand every live object in the plain containers of ``state``; the keys are ``id(object)``."""
         objects: dict[int, tuple[str, Any]] = {}
-        leaves: list[tuple[str, Any]] = []
-        for path, value in self._walk(state, "", 0):
-            if self.of(value) is not None:
-                leaves.append((path, value))
-            elif self.is_object(value):
-                objects.setdefault(id(value), (path, value))
+        self._gather(state, "", 0, objects)
+        if not objects:
+            return {}
         expansions: dict[int, Expansion] = {}
         rest = objects
+        leaves: list[tuple[str, Any]] | None = None
         for family in self._families:
             mine = [pair for pair in rest.values() if family.owns_object(pair[1])]
             if mine:
+                if leaves is None:
+                    leaves = list(self._tensors(state, "", 0))
                 own = [leaf for leaf in leaves if self.of(leaf[1]) is family]
                 expansions.update(zip([id(value) for _, value in mine], family.expand(mine, own), strict=True))
                 rest = {key: pair for key, pair in rest.items() if key not in expansions}
@@ -79,19 +84,53 @@ class Families:
             expansions[key] = _expand_generic(path, value)
         return expansions
 
-    def _walk(self, value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-        """Yield every value in dicts, lists and tuples (also under PerRank) that is no such container."""
-        kind = type(value)
-        if kind is PerRank:
-            yield from self._walk(value.value, path, depth)
-        elif kind is Sharded:
-            yield path, value.local
-        elif depth < 256 and isinstance(value, _CONTAINERS) and self.of(value) is None and not is_stateful(value):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, item in items:
-                yield from self._walk(item, f"{path}.{key}" if path else str(key), depth + 1)
-        else:
+    def _gather(self, value: Any, path: str, depth: int, objects: dict[int, tuple[str, Any]]) -> None:
+        """Collect the live objects in plain containers, also under PerRank, with the paths where they first stand."""
+        role = self._role_of(value)
+        if role == "object":
+            objects.setdefault(id(value), (path, value))
+        elif role == "per_rank":
+            self._gather(value.value, path, depth, objects)
+        elif role == "container" and depth < _DEPTH_MAX:
+            # Most containers hold nothing but tensors and numbers, as their types tell.
+            items = value.values() if isinstance(value, dict) else value
+            if not self._inert.issuperset(map(type, items)):
+                for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                    if type(item) not in self._inert:
+                        self._gather(item, f"{path}.{key}" if path else str(key), depth + 1, objects)
+
+    def _tensors(self, value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+        """Yield the tensors that stand in the state by themselves, under their dotted names."""
+        role = self._role_of(value)
+        if role == "tensor":
             yield path, value
+        elif role == "per_rank":
+            yield from self._tensors(value.value, path, depth)
+        elif role == "sharded":
+            yield from self._tensors(value.local, path, depth)
+        elif role == "container" and depth < _DEPTH_MAX:
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from self._tensors(item, f"{path}.{key}" if path else str(key), depth + 1)
+
+    def _role_of(self, value: Any) -> _Role:
+        kind = type(value)
+        role = self._roles.get(kind)
+        if role is None:
+            role = self._roles[kind] = self._find_role(value)
+            if role in ("tensor", "sharded", "plain"):
+                self._inert.add(kind)
+        return role
+
+    def _find_role(self, value: Any) -> _Role:
+        if isinstance(value, PerRank):
+            return "per_rank"
+        if isinstance(value, Sharded):
+            return "sharded"
+        if self.of(value) is not None:
+            return "tensor"
+        if isinstance(value, _CONTAINERS) and not is_stateful(value):
+            return "container"
+        return "object" if self.is_object(value) else "plain"
 
 
 def is_stateful(value: Any) -> bool:

@@ -21,6 +21,8 @@ def named(path: str) -> str:
 class Encoder:
     def __init__(self, leaf: EncodeLeaf) -> None:
         self.leaf = leaf
+        self._leaf_types: set[type] = set()
+        """Types that are nobody's but ``leaf``'s: their values go there at once."""
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         cls = type(value)
@@ -48,6 +50,8 @@ class Encoder:
         node = tree_scalars.from_numpy(value)
         if node is None:
             node = self.leaf(path, value)
+            if node is not None:
+                self._leaf_types.add(type(value))
         if node is None:
             name = f"{type(value).__module__}.{type(value).__qualname__}"
             raise UnsupportedValue(
@@ -64,11 +68,17 @@ class Encoder:
         return nodes
 
     def pairs(self, value: Mapping[Any, Any], path: str, depth: int) -> list[Node]:
-        nodes = []
+        nodes: list[Node] = []
         prefix = f"{path}." if path else ""
+        leaf, leaf_types = self.leaf, self._leaf_types
         for key, item in value.items():
-            where = prefix + component(key)
-            nodes.append([self.node(key, where, depth), self.node(item, where, depth)])
+            if type(key) is str and key.isascii():  # stands for itself, in a path as in the tree
+                where, key_node = prefix + key, key
+            else:
+                where = prefix + component(key)
+                key_node = self.node(key, where, depth)
+            node = leaf(where, item) if type(item) in leaf_types else None
+            nodes.append([key_node, self.node(item, where, depth) if node is None else node])
         return nodes
 
     def ordered_pairs(self, value: OrderedDict[Any, Any], path: str, depth: int) -> Node:

@@ -43,16 +43,17 @@ class LeafSpec(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Ownership:
-    """Live tensors that nothing changes but their owner (an optimizer), which announces it: a snapshot may go on copying
-    them until then."""
+    """Live tensors that nothing changes but their owner (an optimizer), which announces it: a snapshot may go on
+    copying them until then."""
 
     values: Callable[[], Sequence[Any]]
     """All of them now. Their family describes them; what has no ``alias`` is not recognised in the saved state."""
     announce: Callable[[Callable[[], None]], Callable[[], None]]
-    """``announce(before)`` has ``before()`` called by the updating thread ahead of every change, until the returned undo
-    is called: by that thread, but not from within ``before``."""
+    """``announce(before)`` has ``before()`` called by the updating thread ahead of every change, until the returned
+    undo is called: by that thread, but not from within ``before``."""
     changes: Callable[[Any], int]
-    """The library's count of in-place changes of one value; equal counts prove nothing, different ones tell of a change."""
+    """The library's count of in-place changes of one value: different counts tell of a change, equal ones prove
+    nothing."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,9 @@ class ArrayFamily(Protocol):
         """A reason why ``value`` cannot be filled (e.g. on the meta device: names ``to_empty``), or None."""
 
     def takes(self, value: Any, dtype: str, shape: tuple[int, ...]) -> int | None:
-        """``host_address`` of a value that is fillable as it is with a whole tensor of ``dtype`` and ``shape``; asked of
-        every tensor of a state, so it must be cheap. None is no refusal: ``check_fillable`` and ``describe`` tell."""
+        """``host_address`` of a value that can be filled as it is with a whole tensor of ``dtype`` and ``shape``.
+        Asked of every tensor of a state, so it must be cheap. None is no refusal: then ``check_fillable`` and
+        ``describe`` tell."""
 
     def build(self, spec: LeafSpec, host: memoryview, flags: Sequence[str], device: Any | None) -> Any:
         """Return a value over ``host`` (writable; the value keeps it alive, without a copy where the library allows)

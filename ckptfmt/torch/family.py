@@ -25,8 +25,8 @@ _MEMORY_FORMATS: Final = {
 }
 
 
-_TENSOR: Final = ((), ("requires_grad",))
-_PARAMETER: Final = (("parameter",), ("parameter", "requires_grad"))
+_TENSOR: Final[tuple[tuple[str, ...], tuple[str, ...]]] = ((), ("requires_grad",))
+_PARAMETER: Final[tuple[tuple[str, ...], tuple[str, ...]]] = (("parameter",), ("parameter", "requires_grad"))
 """The flags of dense tensors, by ``requires_grad``."""
 
 
@@ -135,11 +135,13 @@ class TorchFamily:
         return None
 
     def takes(self, value: Any, dtype: str, shape: tuple[int, ...]) -> int | None:
-        # Once per tensor of a model. Dense memory can't overlap itself; a tensor without memory has no address.
+        # Once per tensor of a model, so each attribute counts. Dense memory can't overlap itself.
         if type(value) not in EXACT_TYPES or NAMES.get(value.dtype) != dtype:
             return None
         try:
-            return dense_address(value) if value.shape == shape else None
+            if not value.is_cpu or value.shape != shape or not value.is_contiguous() or is_lazy_view(value):
+                return None
+            return value.data_ptr() or None
         except RuntimeError:  # sparse, nested, or of a running transform: ``describe`` says so
             return None
 

@@ -42,7 +42,7 @@ class Archive:
         host = memoryview(bytearray(spec.nbytes))
         self.family.capture([(value, host)]).wait()
         self.tensors[path] = (spec, host.tobytes())
-        return tree.reference("tensor", path, self.family.flags(value))
+        return tree.reference("tensor", path, spec.flags)
 
     def _build(self, tag: str, payload: Any) -> Any:
         name, flags = tree.split_reference(payload)

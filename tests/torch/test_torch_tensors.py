@@ -64,12 +64,12 @@ def test_bytes_round_trip(
     assert (spec.dtype, spec.size, spec.nbytes) == (str(dtype).removeprefix("torch."), tuple(value.shape), value.nbytes)
     host = capture(family, value)
     assert bytes(host) == bytes_of(value)
-    built = family.build(spec, memoryview(host), family.flags(value), None)
+    built = family.build(spec, memoryview(host), family.describe(value, "x").flags, None)
     assert built.dtype is dtype
     assert built.shape == value.shape
     assert type(built) is torch.Tensor
     assert bytes_of(built) == bytes(host)
-    if "channels_last" in str(family.flags(value)):
+    if "channels_last" in str(family.describe(value, "x").flags):
         assert built.stride() == value.stride()
     else:
         assert built.is_contiguous()
@@ -338,7 +338,7 @@ def test_memory_of_another_size_is_never_copied(family: TorchFamily) -> None:
 
 def test_a_default_device_changes_nothing(family: TorchFamily) -> None:
     value = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
-    spec, flags = family.describe(value, "x"), family.flags(value)
+    spec, flags = family.describe(value, "x"), family.describe(value, "x").flags
     with torch.device("meta"):
         host = capture(family, value)
         built = family.build(spec, memoryview(host), flags, None)

@@ -1,29 +1,52 @@
-"""Turn a live state into a frozen tree and a list of tensor leaves. No tensor data is touched here."""
+"""Turn a live state into a frozen tree and a list of tensor leaves. No tensor data is touched here.
+
+Between two saves of a training run nearly everything is as it was, so a walk follows the rows of the walk before: every
+path, type, element type, shape, address and flag is looked at anew, but only what differs is made anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from ckptfmt.engine.families import Families, is_stateful
 from ckptfmt.errors import UnsupportedValue
 from ckptfmt.format import tree
 from ckptfmt.leaves import PerRank, Sharded
-from ckptfmt.ports.arrays import ArrayFamily, Expansion, LeafSpec
+from ckptfmt.ports.arrays import ArrayFamily, Expansion, LeafKind, LeafSpec, Ownership
 from ckptfmt.rng import Rng
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenLeaf:
+class FrozenLeaf(msgspec.Struct, frozen=True, gc=False):
     """A tensor to be stored once. ``value`` is live: its bytes are taken by the snapshot."""
 
     name: str
     spec: LeafSpec
     family: ArrayFamily
     value: Any
+
+
+Row = tuple[str, str, str, LeafSpec, tree.Node]
+"""Of one tensor in the order of the walk: path, tag of its reference, name, what it is, and its node in the tree."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The tensors of one walk, without the tensors. The next walk over an unchanged state returns the same object."""
+
+    rows: list[Row]
+    stored: list[int]
+    """Which rows are stored: all but the further names of tied tensors."""
+    named: list[tuple[str, LeafSpec]]
+    """Name and spec of what is stored."""
+    aliases: dict[str, str]
+
+
+_NOTHING: Final = Seen([], [], [], {})
 
 
 @dataclass(frozen=True)
@@ -33,15 +56,30 @@ class FrozenTree:
     common: tree.Node
     per_rank: dict[str, tree.Node]
     leaves: list[FrozenLeaf]
-    aliases: dict[str, str]
-    """Other names of a leaf: a tied tensor is stored under its first name."""
+    seen: Seen
+    owners: list[Ownership] = field(default_factory=list)
+    """Of tensors that change only when that is announced."""
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Other names of a leaf: a tied tensor is stored under its first name."""
+        return self.seen.aliases
 
 
-def freeze_tree(state: Any, families: Families) -> FrozenTree:
-    """Encode ``state``; raises ``UnsupportedValue`` naming the path of anything that cannot be stored."""
-    freezer = _Freezer(families, families.expand(state))
+def freeze_tree(state: Any, families: Families, before: Seen | None = None) -> FrozenTree:
+    """Encode ``state``; raises ``UnsupportedValue`` naming the path of anything that cannot be stored.
+
+    ``before`` is what the last save has seen: what did not change since is taken from there.
+    """
+    expansions = families.expand(state)
+    freezer = _Freezer(families, expansions, before or _NOTHING)
     common = tree.encode(state, freezer.leaf)
-    return FrozenTree(common, freezer.per_rank, freezer.leaves, freezer.aliases)
+    seen = freezer.seen()
+    leaves = freezer.leaves
+    if len(seen.stored) < len(leaves):
+        leaves = [leaves[index] for index in seen.stored]
+    owners = [expansion.owned for expansion in expansions.values() if expansion.owned is not None]
+    return FrozenTree(common, freezer.per_rank, leaves, seen, owners)
 
 
 def freeze_metadata(metadata: Any) -> tree.Node:
@@ -61,21 +99,31 @@ def _nothing(path: str, value: Any) -> None:
 
 
 class _Freezer:
-    def __init__(self, families: Families, expansions: dict[int, Expansion]) -> None:
+    """One walk. While it ``follows`` the walk before, rows come from there, and ``_changed`` has those that differ;
+    from the first tensor that stands elsewhere or is of another library, ``_rows`` is a list of its own."""
+
+    def __init__(self, families: Families, expansions: dict[int, Expansion], before: Seen) -> None:
         self._families = families
         self._expansions = expansions
+        self._owners: dict[type, tuple[str, ArrayFamily] | None] = {}
+        self._kind: LeafKind = "replicated"
+        self._before = before
+        self._expected = before.rows
+        self._changed: dict[int, Row] = {}
+        self._rows: list[Row] = []
         self._names: set[str] = set()
-        self._by_alias: dict[Hashable, str] = {}
-        self._inside_rank = False
         self.leaves: list[FrozenLeaf] = []
-        self.aliases: dict[str, str] = {}
+        """One for each row, tied ones included."""
         self.per_rank: dict[str, tree.Node] = {}
 
     def leaf(self, path: str, value: Any) -> tree.Node | None:
-        family = self._families.of(value)
-        if family is not None:
-            return self._tensor(path, value, family, None)
         kind = type(value)
+        try:
+            owner = self._owners[kind]
+        except KeyError:
+            owner = self._owners[kind] = self._owner_of(value)
+        if owner is not None:
+            return self._tensor(path, value, owner, None)
         if kind is PerRank:
             return self._own_slot(path, lambda: tree.encode(value.value, self.leaf, path=path))
         if kind is Sharded:
@@ -92,49 +140,95 @@ class _Freezer:
             )
         return None
 
+    def _owner_of(self, value: Any) -> tuple[str, ArrayFamily] | None:
+        """The tag of references to values of this type, and their family."""
+        family = self._families.of(value)
+        if family is None:
+            return None
+        return (f"stored_{type(value).__name__}" if family is self._families.blob else family.name), family
+
     def _stateful(self, path: str, expansion: Expansion) -> tree.Node:
         notes = tree.encode(dict(expansion.notes or {}), _nothing, path=path)
         state = tree.encode(expansion.state, self.leaf, path=path)
         return tree.stateful(expansion.kind, expansion.type_name, notes, state)
 
-    def _own_slot(self, path: str, encode: Any) -> tree.Node:
-        if self._inside_rank:
-            node: tree.Node = encode()
-            return node
-        self._inside_rank = True
+    def _own_slot(self, path: str, encode: Callable[[], tree.Node]) -> tree.Node:
+        if self._kind == "per_rank":
+            return encode()
+        self._kind = "per_rank"
         try:
             slot = path or "~"
             while slot in self.per_rank:
                 slot += "~"
             self.per_rank[slot] = encode()
         finally:
-            self._inside_rank = False
+            self._kind = "replicated"
         return tree.per_rank(slot)
 
     def _sharded(self, path: str, value: Sharded) -> tree.Node:
-        family = self._families.of(value.local)
-        if family is None or family is self._families.blob:
+        owner = self._owner_of(value.local)
+        if owner is None or owner[1] is self._families.blob:
             raise UnsupportedValue(f"{path}: Sharded holds a {type(value.local).__name__}, not a tensor or array")
-        local = family.describe(value.local, path)
+        local = owner[1].describe(value.local, path)
         spec = replace(local, global_shape=tuple(value.global_shape), start=tuple(value.offsets), kind="sharded")
-        return self._tensor(path, value.local, family, spec)
+        return self._tensor(path, value.local, owner, spec)
 
-    def _tensor(self, path: str, value: Any, family: ArrayFamily, spec: LeafSpec | None) -> tree.Node:
+    def _tensor(self, path: str, value: Any, owner: tuple[str, ArrayFamily], spec: LeafSpec | None) -> tree.Node:
+        tag, family = owner
+        index = len(self.leaves)
+        if index >= len(self._expected):
+            return self._new(path, value, owner, spec)
+        known_path, known_tag, name, known, node = self._expected[index]
+        if known_path != path or known_tag != tag:
+            return self._new(path, value, owner, spec)
+        if spec is None:
+            kind = self._kind
+            spec = family.describe(value, path, known if known.kind == kind else None)
+            if spec.kind != kind:
+                spec = replace(spec, kind=kind)
+        if spec is not known and spec != known:
+            node = self._reference(tag, name, spec)
+            self._changed[index] = (path, tag, name, spec, node)
+            known = spec
+        self.leaves.append(FrozenLeaf(name, known, family, value))
+        return node
+
+    def _new(self, path: str, value: Any, owner: tuple[str, ArrayFamily], spec: LeafSpec | None) -> tree.Node:
+        """A tensor that the walk before did not meet here."""
+        tag, family = owner
+        if self._expected or not self._rows:
+            self._part()
         if spec is None:
             spec = family.describe(value, path)
-            if self._inside_rank:
-                spec = replace(spec, kind="per_rank")
+            if spec.kind != self._kind:
+                spec = replace(spec, kind=self._kind)
         name = self._unique(path)
-        canonical = self._by_alias.get((spec.alias, spec.kind)) if spec.alias is not None else None
-        if canonical is not None:
-            self.aliases[name] = canonical
-        else:
-            if spec.alias is not None:
-                self._by_alias[(spec.alias, spec.kind)] = name
-            self.leaves.append(FrozenLeaf(name, spec, family, value))
-        if family is self._families.blob:
-            return tree.reference(f"stored_{type(value).__name__}", name)
-        return tree.reference(family.name, name, family.flags(value))
+        node = self._reference(tag, name, spec)
+        self._rows.append((path, tag, name, spec, node))
+        self.leaves.append(FrozenLeaf(name, spec, family, value))
+        return node
+
+    def _reference(self, tag: str, name: str, spec: LeafSpec) -> tree.Node:
+        return tree.reference(tag, name, spec.flags)
+
+    def _part(self) -> None:
+        """Follow the walk before no longer."""
+        self._rows = self._followed()
+        self._names = {row[2] for row in self._rows}
+        self._expected = []
+
+    def _followed(self) -> list[Row]:
+        rows = self._expected[: len(self.leaves)]
+        for index, row in self._changed.items():
+            rows[index] = row
+        return rows
+
+    def seen(self) -> Seen:
+        """What this walk has met, once it is over; ``before`` itself if all is as it was."""
+        followed = bool(self._expected) or not self._rows
+        if followed and not self._changed and len(self.leaves) == len(self._expected):
+            return self._before
+        return _seen(self._followed() if followed else self._rows)
 
     def _unique(self, path: str) -> str:
         # "__metadata__" is not a tensor's name in a safetensors header; "" would be hard to ask for.
@@ -145,3 +239,19 @@ class _Freezer:
             name = f"{base}~{number}"
         self._names.add(name)
         return name
+
+
+def _seen(rows: list[Row]) -> Seen:
+    stored: list[int] = []
+    named: list[tuple[str, LeafSpec]] = []
+    aliases: dict[str, str] = {}
+    first: dict[Hashable, str] = {}
+    for index, (_, _, name, spec, _) in enumerate(rows):
+        if spec.alias is not None:
+            canonical = first.setdefault((spec.alias, spec.kind), name)
+            if canonical is not name:
+                aliases[name] = canonical
+                continue
+        stored.append(index)
+        named.append((name, spec))
+    return Seen(rows, stored, named, aliases)
