@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select
-
-from ckptfmt.catalog.column_types import database_now
-from ckptfmt.catalog.schema import events
+from ckptfmt.catalog.snapshot import Session
 from ckptfmt.format.states import State
+
+# Events are never deleted and the run's lock is held, so the largest number plus one is the next.
+_APPEND = """
+INSERT INTO events (run_id, seq, generation_id, at, kind, from_state, to_state, actor, detail, library)
+VALUES (:run, (SELECT COALESCE(MAX(seq), 0) + 1 FROM events WHERE run_id = :run), :generation, {now}, :kind, :source,
+        :target, :actor, :detail, :library)
+"""
 
 
 def append(
-    connection: Connection,
+    session: Session,
     *,
     run_id: int,
     generation_id: int | None,
@@ -24,19 +29,14 @@ def append(
     library: str,
 ) -> None:
     """Write the next event of a run whose lock is held."""
-    # Events are never deleted and the lock is held, so the largest number plus one is the next.
-    latest = connection.execute(select(func.max(events.c.seq)).where(events.c.run_id == run_id)).scalar_one()
-    connection.execute(
-        insert(events).values(
-            run_id=run_id,
-            seq=(latest or 0) + 1,
-            generation_id=generation_id,
-            at=database_now(),
-            kind=kind,
-            from_state=from_state,
-            to_state=to_state,
-            actor=actor,
-            detail=detail,
-            library=library,
-        )
+    session.execute(
+        _APPEND,
+        run=run_id,
+        generation=generation_id,
+        kind=kind,
+        source=from_state,
+        target=to_state,
+        actor=actor,
+        detail=json.dumps(detail),
+        library=library,
     )

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Row, select, update
-
 from ckptfmt.catalog import packs, retention
 from ckptfmt.catalog.queries import generations as queries
-from ckptfmt.catalog.schema import generations, ranks, runs, saves
+from ckptfmt.catalog.snapshot import from_json
 from ckptfmt.catalog.transaction import Transaction, actor, lock_generation, move, record
 from ckptfmt.errors import CatalogBehind, Conflict, InvalidInput
 from ckptfmt.format.states import OPEN_STATES, State
-from ckptfmt.ports.catalog import AdoptFacts, DurableFacts, GenerationRecord
+from ckptfmt.ports.catalog import AdoptFacts, DurableFacts, GenerationRecord, RunRecord
+
+_WAITING = "SELECT rank, state FROM ranks WHERE generation_id = :generation AND state <> 'durable' ORDER BY rank"
+_LOWER = f"""
+SELECT id, save_number, state FROM generations
+WHERE launch_id = :launch AND save_number < :n AND state IN ({", ".join(repr(s.value) for s in sorted(OPEN_STATES))})
+ORDER BY save_number LIMIT 1
+"""
 
 
 def mark_durable(tx: Transaction, generation_id: int, facts: DurableFacts, *, fence: int) -> GenerationRecord:
     """C3: ``writing -> durable`` with the manifest's facts."""
-    _, row = lock_generation(tx, generation_id, fence=fence)
+    run, row = lock_generation(tx, generation_id, fence=fence)
     if row.state != State.WRITING:
         _require_same_manifest(row, facts)
-        return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
+        return queries.by_id(tx.session, tx.repository_id, generation_id)
     _require_ranks_durable(tx, row)
     _require_lower_saves_settled(tx, row)
-    move(tx, row, "durable", {"durable_at": tx.now(), **_manifest(facts)}, {"manifest": facts.manifest_name})
-    packs.refer(tx, row, facts.packs)
-    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
+    move(tx, run, row, "durable", {"durable_at": tx.now(), **_manifest(facts)}, {"manifest": facts.manifest_name})
+    packs.refer(tx, run, row, facts.packs)
+    return queries.by_id(tx.session, tx.repository_id, generation_id)
 
 
 def commit(tx: Transaction, generation_id: int, *, fence: int) -> GenerationRecord:
@@ -35,22 +40,22 @@ def commit(tx: Transaction, generation_id: int, *, fence: int) -> GenerationReco
         if row.state != State.DURABLE:
             raise _not_committable(row)
         seq = run.next_commit_seq
-        tx.connection.execute(update(runs).where(runs.c.id == run.id).values(next_commit_seq=seq + 1))
+        tx.update("runs", "id = :run", {"next_commit_seq": seq + 1}, run=run.id)
         values = {"commit_seq": seq, "epoch": tx.epoch(), "commit_fence": fence, "committed_at": tx.now()}
-        move(tx, row, "commit", values, {"commit_seq": seq, "epoch": values["epoch"], "fence": fence})
-        _give_tags(tx, row)
-    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
+        move(tx, run, row, "commit", values, {"commit_seq": seq, "epoch": values["epoch"], "fence": fence})
+        _give_tags(tx, run, row)
+    return queries.by_id(tx.session, tx.repository_id, generation_id)
 
 
 def set_proven(tx: Transaction, generation_id: int) -> GenerationRecord:
     """C5: COMMIT.json is durable."""
-    _, row = lock_generation(tx, generation_id)
+    run, row = lock_generation(tx, generation_id)
     if row.commit_seq is None:
         raise Conflict(f"generation {generation_id} is {row.state}, not committed: there is nothing to prove")
     if row.proven_at is None:
-        tx.connection.execute(update(generations).where(generations.c.id == row.id).values(proven_at=tx.now()))
-        record(tx, row.run_id, "prove", generation_id=row.id)
-    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
+        tx.update("generations", "id = :id", {"proven_at": tx.now()}, id=row.id)
+        record(tx, run.id, "prove", generation_id=row.id)
+    return queries.by_id(tx.session, tx.repository_id, generation_id)
 
 
 def abort(
@@ -59,7 +64,7 @@ def abort(
     """``writing|durable -> aborted``; the first reason is kept."""
     if not stage or not reason:
         raise InvalidInput(f"abort of generation {generation_id} needs a stage and a reason")
-    _, row = lock_generation(tx, generation_id, fence=fence)
+    run, row = lock_generation(tx, generation_id, fence=fence)
     if row.commit_seq is not None:
         raise Conflict(
             f"generation {generation_id} is {row.state} with commit_seq {row.commit_seq}: it can no longer be "
@@ -75,8 +80,8 @@ def abort(
                 kind="before_deadline",
             )
         values = {"aborted_at": now, "abort_stage": stage, "abort_rank": rank, "abort_reason": reason}
-        move(tx, row, "abort", values, {"stage": stage, "rank": rank, "reason": reason, "fence": fence})
-    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
+        move(tx, run, row, "abort", values, {"stage": stage, "rank": rank, "reason": reason, "fence": fence})
+    return queries.by_id(tx.session, tx.repository_id, generation_id)
 
 
 def adopt(tx: Transaction, generation_id: int, facts: AdoptFacts, *, fence: int) -> GenerationRecord:
@@ -84,7 +89,7 @@ def adopt(tx: Transaction, generation_id: int, facts: AdoptFacts, *, fence: int)
     run, row = lock_generation(tx, generation_id, fence=fence)
     if row.commit_seq is not None:
         _require_same_verdict(row, facts)
-        return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
+        return queries.by_id(tx.session, tx.repository_id, generation_id)
     if row.state == State.DELETED:
         raise Conflict(f"generation {generation_id} was aborted and its objects are deleted: it cannot be adopted")
     if facts.epoch > tx.epoch():
@@ -92,9 +97,9 @@ def adopt(tx: Transaction, generation_id: int, facts: AdoptFacts, *, fence: int)
             f"the verdict on generation {row.key} is of epoch {facts.epoch}, this catalog is of epoch {tx.epoch()}: "
             "another catalog governs the repository"
         )
-    _require_free_seq(tx, row, facts)
+    _require_free_seq(tx, run, row, facts)
     if run.next_commit_seq <= facts.commit_seq:
-        tx.connection.execute(update(runs).where(runs.c.id == run.id).values(next_commit_seq=facts.commit_seq + 1))
+        tx.update("runs", "id = :run", {"next_commit_seq": facts.commit_seq + 1}, run=run.id)
     now = tx.now()
     values = {
         **_manifest(facts.durable),
@@ -108,10 +113,10 @@ def adopt(tx: Transaction, generation_id: int, facts: AdoptFacts, *, fence: int)
         "adopted_at": now,
         "adopted_by": actor(),
     }
-    move(tx, row, "adopt", values, {"commit_seq": facts.commit_seq, "epoch": facts.epoch, "fence": fence})
-    packs.refer(tx, row, facts.durable.packs)
-    _give_tags(tx, row)
-    return queries.by_id(tx.snapshot, tx.repository_id, generation_id)
+    move(tx, run, row, "adopt", values, {"commit_seq": facts.commit_seq, "epoch": facts.epoch, "fence": fence})
+    packs.refer(tx, run, row, facts.durable.packs)
+    _give_tags(tx, run, row)
+    return queries.by_id(tx.session, tx.repository_id, generation_id)
 
 
 def _manifest(facts: DurableFacts) -> dict[str, Any]:
@@ -124,7 +129,7 @@ def _manifest(facts: DurableFacts) -> dict[str, Any]:
     }
 
 
-def _require_same_manifest(row: Row[Any], facts: DurableFacts) -> None:
+def _require_same_manifest(row: GenerationRecord, facts: DurableFacts) -> None:
     if row.state == State.ABORTED or (row.commit_seq is None and row.state == State.DELETED):
         raise Conflict(
             f"generation {row.id} was aborted at stage {row.abort_stage} ({row.abort_reason}): save again",
@@ -133,7 +138,7 @@ def _require_same_manifest(row: Row[Any], facts: DurableFacts) -> None:
     _require_equal(row, _manifest(facts))
 
 
-def _require_same_verdict(row: Row[Any], facts: AdoptFacts) -> None:
+def _require_same_verdict(row: GenerationRecord, facts: AdoptFacts) -> None:
     verdict = {
         "epoch": facts.epoch,
         "commit_seq": facts.commit_seq,
@@ -143,9 +148,9 @@ def _require_same_verdict(row: Row[Any], facts: AdoptFacts) -> None:
     _require_equal(row, {**verdict, **_manifest(facts.durable)})
 
 
-def _require_equal(row: Row[Any], facts: dict[str, Any]) -> None:
+def _require_equal(row: GenerationRecord, facts: dict[str, Any]) -> None:
     for name, value in facts.items():
-        recorded = row._mapping[name]
+        recorded = getattr(row, name)
         if recorded != value:
             raise Conflict(
                 f"generation {row.id} is {row.state} with {name} {recorded}, not {value}: "
@@ -154,52 +159,32 @@ def _require_equal(row: Row[Any], facts: dict[str, Any]) -> None:
             )
 
 
-def _require_ranks_durable(tx: Transaction, row: Row[Any]) -> None:
-    waiting = tx.connection.execute(
-        select(ranks.c.rank, ranks.c.state)
-        .where(ranks.c.generation_id == row.id, ranks.c.state != "durable")
-        .order_by(ranks.c.rank)
-    ).all()
+def _require_ranks_durable(tx: Transaction, row: GenerationRecord) -> None:
+    waiting = tx.session.rows(_WAITING, generation=row.id)
     if waiting:
         names = ", ".join(f"{rank} ({state})" for rank, state in waiting[:8])
         raise Conflict(f"generation {row.id} waits for ranks {names}: it is not durable yet", kind="ranks_missing")
 
 
-def _require_lower_saves_settled(tx: Transaction, row: Row[Any]) -> None:
-    lower = tx.connection.execute(
-        select(generations.c.id, generations.c.save_number, generations.c.state)
-        .where(
-            generations.c.launch_id == row.launch_id,
-            generations.c.save_number < row.save_number,
-            generations.c.state.in_(sorted(OPEN_STATES)),
-        )
-        .order_by(generations.c.save_number)
-        .limit(1)
-    ).one_or_none()
-    if lower is not None:
+def _require_lower_saves_settled(tx: Transaction, row: GenerationRecord) -> None:
+    for id, save_number, state in tx.session.rows(_LOWER, launch=row.launch_id, n=row.save_number):
         raise Conflict(
-            f"generation {row.id} (save {row.save_number}) waits for generation {lower.id} (save "
-            f"{lower.save_number}), which is still {lower.state}",
+            f"generation {row.id} (save {row.save_number}) waits for generation {id} (save "
+            f"{save_number}), which is still {state}",
             kind="lower_save_open",
         )
 
 
-def _require_free_seq(tx: Transaction, row: Row[Any], facts: AdoptFacts) -> None:
-    other = tx.connection.execute(
-        select(generations.c.id).where(
-            generations.c.run_id == row.run_id,
-            generations.c.epoch == facts.epoch,
-            generations.c.commit_seq == facts.commit_seq,
-        )
-    ).scalar_one_or_none()
-    if other is not None:
+def _require_free_seq(tx: Transaction, run: RunRecord, row: GenerationRecord, facts: AdoptFacts) -> None:
+    query = "SELECT id FROM generations WHERE run_id = :run AND epoch = :epoch AND commit_seq = :seq"
+    for (other,) in tx.session.rows(query, run=run.id, epoch=facts.epoch, seq=facts.commit_seq):
         raise Conflict(
             f"the verdict on generation {row.id} has commit_seq {facts.commit_seq} of epoch {facts.epoch}, which "
             f"belongs to generation {other}: the repository was written under two catalogs"
         )
 
 
-def _not_committable(row: Row[Any]) -> Conflict:
+def _not_committable(row: GenerationRecord) -> Conflict:
     if row.state == State.WRITING:
         return Conflict(f"generation {row.id} is still writing: mark it durable before the commit", kind="not_durable")
     return Conflict(
@@ -208,11 +193,16 @@ def _not_committable(row: Row[Any]) -> Conflict:
     )
 
 
-def _give_tags(tx: Transaction, row: Row[Any]) -> None:
+def _give_tags(tx: Transaction, run: RunRecord, row: GenerationRecord) -> None:
     """Move the save's tags here, unless a later commit has them already (an adoption may come late)."""
-    names = tx.connection.execute(select(saves.c.tags).where(saves.c.generation_id == row.id)).scalar_one_or_none()
-    current = tx.connection.execute(select(generations).where(generations.c.id == row.id)).one()
-    for name in dict.fromkeys(names or ()):
-        holder = retention.tag_holder(tx, row.run_id, name)
-        if holder is None or (holder.epoch, holder.commit_seq) < (current.epoch, current.commit_seq):
-            retention.move_tag(tx, current, name)
+    found = tx.session.rows("SELECT tags FROM saves WHERE generation_id = :generation", generation=row.id)
+    names = [name for (stored,) in found for name in from_json(stored)]
+    current = queries.by_id(tx.session, tx.repository_id, row.id)
+    for name in dict.fromkeys(names):
+        holder = queries.tagged(tx.session, tx.repository_id, run.name, name)
+        if holder is None or _order(holder) < _order(current):
+            retention.move_tag(tx, run, current, name)
+
+
+def _order(generation: GenerationRecord) -> tuple[int, int]:
+    return generation.epoch, generation.commit_seq or 0

@@ -5,16 +5,14 @@ Lease times are compared with the database's clock alone, after the run's lock w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
-
-from ckptfmt.catalog.queries.launches import by_id, live
-from ckptfmt.catalog.schema import launch_ranks, launches, runs
+from ckptfmt.catalog.queries.launches import by_id, by_token, live
 from ckptfmt.catalog.transaction import Transaction, lock_launch, lock_run_named, record
 from ckptfmt.errors import Conflict, Fenced, InvalidInput
-from ckptfmt.ports.catalog import LaunchRecord, LaunchRequest
+from ckptfmt.ports.catalog import LaunchRecord, LaunchRequest, RunRecord
 
 
 def acquire(
@@ -24,28 +22,23 @@ def acquire(
     if lease_seconds <= 0 or request.world_size < 1:
         raise InvalidInput("a launch needs a positive lease and a world size of at least 1")
     run = lock_run_named(tx, run_name)
-    known = tx.connection.execute(
-        select(launches).where(launches.c.run_id == run.id, launches.c.token == request.token)
-    ).one_or_none()
+    known = by_token(tx.session, tx.repository_id, run.id, request.token)
     if known is not None:
         return _repeat(tx, run, known, request)
     now = tx.now()
-    holder = live(tx.snapshot, tx.repository_id, run_name)
+    holder = live(tx.session, tx.repository_id, run_name)
     if holder is not None and holder.id != displace:
         raise _held(run_name, holder, now)
-    tx.connection.execute(
-        update(launches)
-        .where(launches.c.run_id == run.id, launches.c.closed_at.is_(None), launches.c.lease_until > now)
-        .values(lease_until=now)
-    )
+    unclosed = "run_id = :run AND closed_at IS NULL AND lease_until > :now"
+    tx.update("launches", unclosed, {"lease_until": now}, run=run.id, now=now)
     fence = run.fence + 1
-    tx.connection.execute(update(runs).where(runs.c.id == run.id).values(fence=fence))
+    tx.update("runs", "id = :run", {"fence": fence}, run=run.id)
     launch_id = _insert(tx, run.id, request, fence, now, now + timedelta(seconds=lease_seconds))
     detail = {"launch": launch_id, "kind": request.kind, "fence": fence, "host": request.host, "pid": request.pid}
     if holder is not None:
         detail["displaced"] = holder.id
     record(tx, run.id, "launch", detail=detail)
-    return by_id(tx.snapshot, tx.repository_id, launch_id)
+    return by_id(tx.session, tx.repository_id, launch_id)
 
 
 def renew(tx: Transaction, launch_id: int, *, lease_seconds: float, last_step: int | None) -> LaunchRecord:
@@ -58,8 +51,8 @@ def renew(tx: Transaction, launch_id: int, *, lease_seconds: float, last_step: i
     values: dict[str, Any] = {"lease_until": tx.now() + timedelta(seconds=lease_seconds)}
     if last_step is not None:
         values["last_step"] = last_step
-    tx.connection.execute(update(launches).where(launches.c.id == launch_id).values(values))
-    return by_id(tx.snapshot, tx.repository_id, launch_id)
+    _change(tx, launch_id, values)
+    return by_id(tx.session, tx.repository_id, launch_id)
 
 
 def close(tx: Transaction, launch_id: int) -> None:
@@ -67,7 +60,7 @@ def close(tx: Transaction, launch_id: int) -> None:
     run, launch = lock_launch(tx, launch_id)
     if launch.closed_at is not None:
         return
-    tx.connection.execute(update(launches).where(launches.c.id == launch_id).values(closed_at=tx.now()))
+    _change(tx, launch_id, {"closed_at": tx.now()})
     record(tx, run.id, "close", detail={"launch": launch_id})
 
 
@@ -78,17 +71,21 @@ def set_restored_from(tx: Transaction, launch_id: int, generation_key: str) -> N
     _require_open(run, launch)
     if launch.restored_from == generation_key:
         return
-    tx.connection.execute(update(launches).where(launches.c.id == launch_id).values(restored_from=generation_key))
+    _change(tx, launch_id, {"restored_from": generation_key})
     record(tx, run.id, "restore", detail={"launch": launch_id, "generation_key": generation_key})
 
 
-def require_saving(run: Row[Any], launch: Row[Any]) -> None:
+def require_saving(run: RunRecord, launch: LaunchRecord) -> None:
     """Raise unless the launch may still begin or skip saves."""
     _require_owner(run, launch)
     _require_open(run, launch)
 
 
-def _require_owner(run: Row[Any], launch: Row[Any]) -> None:
+def _change(tx: Transaction, launch_id: int, values: Mapping[str, Any]) -> None:
+    tx.update("launches", "id = :launch", values, launch=launch_id)
+
+
+def _require_owner(run: RunRecord, launch: LaunchRecord) -> None:
     if launch.fence != run.fence:
         raise Fenced(
             f"launch {launch.id} of run {run.name!r} has fence {launch.fence}, but a newer launch raised it to "
@@ -96,7 +93,7 @@ def _require_owner(run: Row[Any], launch: Row[Any]) -> None:
         )
 
 
-def _require_open(run: Row[Any], launch: Row[Any]) -> None:
+def _require_open(run: RunRecord, launch: LaunchRecord) -> None:
     if launch.closed_at is not None:
         raise Conflict(f"launch {launch.id} of run {run.name!r} was closed: start a new launch")
 
@@ -110,25 +107,22 @@ def _insert(
         "boot_id": request.boot_id,
         "pid_started": request.pid_started,
     }
-    launch_id: int = tx.connection.execute(
-        insert(launches)
-        .values(
-            run_id=run_id,
-            token=request.token,
-            kind=request.kind,
-            fence=fence,
-            world_size=request.world_size,
-            lease_until=lease_until,
-            created_at=now,
-            **process,
-        )
-        .returning(launches.c.id)
-    ).scalar_one()
-    tx.connection.execute(insert(launch_ranks).values(launch_id=launch_id, rank=0, joined_at=now, **process))
+    launch_id = tx.insert_new(
+        "launches",
+        run_id=run_id,
+        token=request.token,
+        kind=request.kind,
+        fence=fence,
+        world_size=request.world_size,
+        lease_until=lease_until,
+        created_at=now,
+        **process,
+    )
+    tx.insert("launch_ranks", launch_id=launch_id, rank=0, joined_at=now, **process)
     return launch_id
 
 
-def _repeat(tx: Transaction, run: Row[Any], known: Row[Any], request: LaunchRequest) -> LaunchRecord:
+def _repeat(tx: Transaction, run: RunRecord, known: LaunchRecord, request: LaunchRequest) -> LaunchRecord:
     """The answer to a repeated request; ``Conflict`` for a token that is used up or someone else's."""
     theirs = (known.host, known.pid, known.boot_id, known.pid_started)
     if theirs != (request.host, request.pid, request.boot_id, request.pid_started):
@@ -139,7 +133,7 @@ def _repeat(tx: Transaction, run: Row[Any], known: Row[Any], request: LaunchRequ
         )
     _require_open(run, known)
     _require_owner(run, known)
-    return by_id(tx.snapshot, tx.repository_id, known.id)
+    return by_id(tx.session, tx.repository_id, known.id)
 
 
 def _held(run_name: str, holder: LaunchRecord, now: datetime) -> Conflict:

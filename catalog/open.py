@@ -58,8 +58,8 @@ def open_catalog(
         if mode == "w" and (known[1] != display_url if known else create):
             from ckptfmt.catalog.registration import register
 
-            with sessions.write() as connection:
-                register(connection, repository, display_url)
+            with sessions.write() as session:
+                register(session, repository, display_url)
             known = _known(sessions, repository, shown)
     if known is None:
         raise NotFound(

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from sqlalchemy import Row, insert, select
-
-from ckptfmt.catalog.schema import generation_packs, generations, packs
 from ckptfmt.catalog.transaction import Transaction
 from ckptfmt.errors import Conflict, InvalidInput
-from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import PackRecord
+from ckptfmt.ports.catalog import GenerationRecord, PackRecord, RunRecord
+
+_KNOWN = """
+SELECT id, nbytes, header_digest FROM packs
+WHERE repository_id = :repository AND generation_key = :key AND name = :name
+"""
+_COMMITTED_USER = """
+SELECT g.id FROM generations AS g JOIN generation_packs AS u ON u.generation_id = g.id
+WHERE u.pack_id = :pack AND g.run_id = :run AND g.state = 'committed' LIMIT 1
+"""
 
 
-def refer(tx: Transaction, generation: Row[Any], records: Sequence[PackRecord]) -> None:
+def refer(tx: Transaction, run: RunRecord, generation: GenerationRecord, records: Sequence[PackRecord]) -> None:
     """Record the packs of a generation, under the lock of its run.
 
     A pack of another generation must be in use by a committed one of the same run: its lock then proves that
@@ -23,40 +27,24 @@ def refer(tx: Transaction, generation: Row[Any], records: Sequence[PackRecord]) 
     if len({(pack.generation_key, pack.name) for pack in records}) != len(records):
         raise InvalidInput(f"generation {generation.id} names a pack twice")
     for pack in records:
-        known = tx.connection.execute(
-            select(packs).where(
-                packs.c.repository_id == tx.repository_id,
-                packs.c.generation_key == pack.generation_key,
-                packs.c.name == pack.name,
-            )
-        ).one_or_none()
-        if known is not None and (known.nbytes, known.header_digest) != (pack.nbytes, pack.header_digest):
+        found = tx.session.rows(_KNOWN, repository=tx.repository_id, key=pack.generation_key, name=pack.name)
+        known_id, *facts = found[0] if found else (None, pack.nbytes, pack.header_digest)
+        if facts != [pack.nbytes, pack.header_digest]:
             raise Conflict(
-                f"pack {pack.name} of generation {pack.generation_key} is recorded with {known.nbytes} bytes and "
-                f"header digest {known.header_digest}, not {pack.nbytes} and {pack.header_digest}: packs never change"
+                f"pack {pack.name} of generation {pack.generation_key} is recorded with {facts[0]} bytes and "
+                f"header digest {facts[1]}, not {pack.nbytes} and {pack.header_digest}: packs never change"
             )
         if pack.generation_key != generation.key:
-            _require_committed_user(tx, generation, pack, known)
-        pack_id = known.id if known is not None else _insert(tx, pack)
-        tx.connection.execute(
-            tx.insert_if_absent(generation_packs).values(generation_id=generation.id, pack_id=pack_id)
-        )
+            _require_committed_user(tx, run, generation, pack, known_id)
+        pack_id = known_id if known_id is not None else _insert(tx, pack)
+        tx.insert_if_absent("generation_packs", generation_id=generation.id, pack_id=pack_id)
 
 
-def _require_committed_user(tx: Transaction, generation: Row[Any], pack: PackRecord, known: Row[Any] | None) -> None:
-    if known is not None:
-        user = tx.connection.execute(
-            select(generations.c.id)
-            .join(generation_packs, generation_packs.c.generation_id == generations.c.id)
-            .where(
-                generation_packs.c.pack_id == known.id,
-                generations.c.run_id == generation.run_id,
-                generations.c.state == State.COMMITTED,
-            )
-            .limit(1)
-        ).scalar_one_or_none()
-        if user is not None:
-            return
+def _require_committed_user(
+    tx: Transaction, run: RunRecord, generation: GenerationRecord, pack: PackRecord, pack_id: int | None
+) -> None:
+    if pack_id is not None and tx.session.rows(_COMMITTED_USER, pack=pack_id, run=run.id):
+        return
     raise Conflict(
         f"generation {generation.id} refers to pack {pack.name} of generation {pack.generation_key}, which no "
         "committed generation of its run holds any more: write the bytes again"
@@ -64,16 +52,12 @@ def _require_committed_user(tx: Transaction, generation: Row[Any], pack: PackRec
 
 
 def _insert(tx: Transaction, pack: PackRecord) -> int:
-    pack_id: int = tx.connection.execute(
-        insert(packs)
-        .values(
-            repository_id=tx.repository_id,
-            generation_key=pack.generation_key,
-            name=pack.name,
-            rank=pack.rank,
-            nbytes=pack.nbytes,
-            header_digest=pack.header_digest,
-        )
-        .returning(packs.c.id)
-    ).scalar_one()
-    return pack_id
+    return tx.insert_new(
+        "packs",
+        repository_id=tx.repository_id,
+        generation_key=pack.generation_key,
+        name=pack.name,
+        rank=pack.rank,
+        nbytes=pack.nbytes,
+        header_digest=pack.header_digest,
+    )

@@ -1,4 +1,4 @@
-"""The reading half of a catalog in a SQL database, and the catalog that has no other. Loads no SQLAlchemy."""
+"""The reading half of a catalog in a SQL database, and the catalog that has no other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sessions(Protocol):
         """Context manager of a ``Snapshot``."""
 
     def write(self) -> Any:
-        """Context manager of a SQLAlchemy ``Connection`` whose changes are committed at its end."""
+        """Context manager of a ``Session`` whose changes are committed at its end."""
 
     def close(self) -> None: ...
 

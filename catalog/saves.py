@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Row, insert, select, update
-
-from ckptfmt.catalog.column_types import database_now
 from ckptfmt.catalog.launches import require_saving
 from ckptfmt.catalog.queries import generations as queries
-from ckptfmt.catalog.schema import generations, ranks, saves
-from ckptfmt.catalog.transaction import Transaction, lock_launch, record
+from ckptfmt.catalog.transaction import NOW, Transaction, lock_launch, record
 from ckptfmt.errors import Conflict, InvalidInput, NotFound
 from ckptfmt.format.states import INITIAL, State
-from ckptfmt.ports.catalog import RankState, SaveTicket
+from ckptfmt.ports.catalog import LaunchRecord, RankState, RunRecord, SaveTicket
+
+_RANK = """
+SELECT q.state, q.part_digest, g.state FROM ranks AS q JOIN generations AS g ON g.id = q.generation_id
+WHERE g.repository_id = :repository AND q.generation_id = :generation AND q.rank = :rank
+"""
+_SAVE = "SELECT launch_id, n, step, outcome, generation_id FROM saves WHERE launch_id = :launch AND n = :n"
 
 
 def begin(
@@ -37,41 +40,31 @@ def begin(
     known = _known(tx, launch_id, n)
     if known is not None:
         return _repeat(tx, known, step, key)
-    taken = tx.connection.execute(
-        select(generations.c.id).where(generations.c.repository_id == tx.repository_id, generations.c.key == key)
-    ).scalar_one_or_none()
+    taken = queries.by_key(tx.session, tx.repository_id, key)
     if taken is not None:
-        raise Conflict(f"generation key {key} belongs to generation {taken}: keys are never used twice")
+        raise Conflict(f"generation key {key} belongs to generation {taken.id}: keys are never used twice")
     now = tx.now()
-    generation_id = tx.connection.execute(
-        insert(generations)
-        .values(
-            repository_id=tx.repository_id,
-            run_id=run.id,
-            launch_id=launch_id,
-            save_number=n,
-            key=key,
-            step=step,
-            state=INITIAL,
-            fence=launch.fence,
-            world_size=launch.world_size,
-            epoch=tx.epoch(),
-            created_at=now,
-            deadline=None if deadline_seconds is None else now + timedelta(seconds=deadline_seconds),
-        )
-        .returning(generations.c.id)
-    ).scalar_one()
-    tx.connection.execute(
-        insert(ranks),
-        [
-            {"generation_id": generation_id, "rank": rank, "state": "writing", "retries": 0, "updated_at": now}
-            for rank in ranks_expected
-        ],
+    generation_id = tx.insert_new(
+        "generations",
+        repository_id=tx.repository_id,
+        run_id=run.id,
+        launch_id=launch_id,
+        save_number=n,
+        key=key,
+        step=step,
+        state=INITIAL,
+        fence=launch.fence,
+        world_size=launch.world_size,
+        epoch=tx.epoch(),
+        created_at=now,
+        deadline=None if deadline_seconds is None else now + timedelta(seconds=deadline_seconds),
     )
+    for rank in ranks_expected:
+        tx.insert("ranks", generation_id=generation_id, rank=rank, state="writing", retries=0, updated_at=now)
     _insert(tx, run, launch_id, n, step, "begun", generation_id, tags)
     detail = {"launch": launch_id, "n": n, "step": step, "ranks": len(ranks_expected)}
     record(tx, run.id, "begin", generation_id=generation_id, target=INITIAL, detail=detail)
-    return SaveTicket(queries.by_id(tx.snapshot, tx.repository_id, generation_id), created=True)
+    return SaveTicket(queries.by_id(tx.session, tx.repository_id, generation_id), created=True)
 
 
 def skip(tx: Transaction, launch_id: int, *, n: int, step: int, fence: int) -> None:
@@ -106,46 +99,31 @@ def report_rank(
         raise InvalidInput(f"rank {rank} of generation {generation_id} is durable only with its part's name and digest")
     if state == "failed" and not values.get("error"):
         raise InvalidInput(f"rank {rank} of generation {generation_id} failed: say why in error")
-    row = tx.connection.execute(
-        select(ranks, generations.c.state.label("generation_state"))
-        .join(generations, generations.c.id == ranks.c.generation_id)
-        .where(
-            ranks.c.generation_id == generation_id,
-            ranks.c.rank == rank,
-            generations.c.repository_id == tx.repository_id,
-        )
-    ).one_or_none()
-    if row is None:
+    found = tx.session.rows(_RANK, repository=tx.repository_id, generation=generation_id, rank=rank)
+    if not found:
         raise NotFound(f"generation {generation_id} expects no rank {rank}: check the id and the launch's ranks")
-    if row.part_digest is not None and part_digest is not None and row.part_digest != part_digest:
+    ((known_state, known_digest, generation_state),) = found
+    if known_digest is not None and part_digest is not None and known_digest != part_digest:
         raise Conflict(
-            f"rank {rank} of generation {generation_id} reported part digest {row.part_digest} before and "
+            f"rank {rank} of generation {generation_id} reported part digest {known_digest} before and "
             f"{part_digest} now: two processes act as this rank"
         )
-    if row.state == state and state in ("durable", "failed"):
+    if known_state == state and state in ("durable", "failed"):
         return
-    if row.generation_state != State.WRITING:
+    if generation_state != State.WRITING:
         raise Conflict(
-            f"generation {generation_id} is {row.generation_state}, not writing: rank {rank} must stop writing to it",
+            f"generation {generation_id} is {generation_state}, not writing: rank {rank} must stop writing to it",
             kind="not_writing",
         )
-    if row.state in ("durable", "failed"):
-        raise Conflict(f"rank {rank} of generation {generation_id} is {row.state} already: it cannot become {state}")
-    tx.connection.execute(
-        update(ranks)
-        .where(ranks.c.generation_id == generation_id, ranks.c.rank == rank)
-        .values(
-            state=state,
-            part_name=part_name,
-            part_digest=part_digest,
-            updated_at=database_now(),
-            **{name: value for name, value in values.items() if value is not None},
-        )
-    )
+    if known_state in ("durable", "failed"):
+        raise Conflict(f"rank {rank} of generation {generation_id} is {known_state} already: it cannot become {state}")
+    changes = {"state": state, "part_name": part_name, "part_digest": part_digest, "updated_at": NOW}
+    changes |= {name: value for name, value in values.items() if value is not None}
+    tx.update("ranks", "generation_id = :generation AND rank = :rank", changes, generation=generation_id, rank=rank)
 
 
 def _check_request(
-    launch: Row[Any], n: int, step: int, key: str, ranks_expected: Sequence[int], tags: Sequence[str]
+    launch: LaunchRecord, n: int, step: int, key: str, ranks_expected: Sequence[int], tags: Sequence[str]
 ) -> None:
     if n < 0 or step < 0 or not key:
         raise InvalidInput(f"save {n} at step {step}: n and step must not be negative and a key is needed")
@@ -157,15 +135,26 @@ def _check_request(
         raise InvalidInput(f"save {n}: a tag must not be empty")
 
 
-def _known(tx: Transaction, launch_id: int, n: int) -> Row[Any] | None:
-    return tx.connection.execute(select(saves).where(saves.c.launch_id == launch_id, saves.c.n == n)).one_or_none()
+class _Known(NamedTuple):
+    """A save that was begun or skipped before."""
+
+    launch_id: int
+    n: int
+    step: int
+    outcome: str
+    generation_id: int | None
 
 
-def _repeat(tx: Transaction, known: Row[Any], step: int, key: str) -> SaveTicket:
+def _known(tx: Transaction, launch_id: int, n: int) -> _Known | None:
+    found = tx.session.rows(_SAVE, launch=launch_id, n=n)
+    return _Known(*found[0]) if found else None
+
+
+def _repeat(tx: Transaction, known: _Known, step: int, key: str) -> SaveTicket:
     _require_step(known, step)
     if known.generation_id is None:
         raise Conflict(f"save {known.n} of launch {known.launch_id} was skipped: skip it too", kind="save_skipped")
-    generation = queries.by_id(tx.snapshot, tx.repository_id, known.generation_id)
+    generation = queries.by_id(tx.session, tx.repository_id, known.generation_id)
     if generation.key != key:
         raise Conflict(
             f"save {known.n} of launch {known.launch_id} has generation key {generation.key}, not {key}: "
@@ -174,7 +163,7 @@ def _repeat(tx: Transaction, known: Row[Any], step: int, key: str) -> SaveTicket
     return SaveTicket(generation, created=False)
 
 
-def _require_step(known: Row[Any], step: int) -> None:
+def _require_step(known: _Known, step: int) -> None:
     if known.step != step:
         raise Conflict(
             f"save {known.n} of launch {known.launch_id} is at step {known.step}, this rank is at step {step}: "
@@ -185,7 +174,7 @@ def _require_step(known: Row[Any], step: int) -> None:
 
 def _insert(
     tx: Transaction,
-    run: Row[Any],
+    run: RunRecord,
     launch_id: int,
     n: int,
     step: int,
@@ -193,15 +182,14 @@ def _insert(
     generation_id: int | None,
     tags: Sequence[str],
 ) -> None:
-    tx.connection.execute(
-        insert(saves).values(
-            run_id=run.id,
-            launch_id=launch_id,
-            n=n,
-            step=step,
-            outcome=outcome,
-            generation_id=generation_id,
-            tags=list(tags),
-            created_at=database_now(),
-        )
+    tx.insert(
+        "saves",
+        run_id=run.id,
+        launch_id=launch_id,
+        n=n,
+        step=step,
+        outcome=outcome,
+        generation_id=generation_id,
+        tags=json.dumps(list(tags)),
+        created_at=NOW,
     )

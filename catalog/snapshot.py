@@ -1,15 +1,20 @@
-"""A consistent view of the database, as the queries of ``ckptfmt.catalog.queries`` need it.
+"""What the rooms of the catalog see of a database: a moment of it, and the right to change it.
 
-Those queries are text, the same for every database and driver. A reader of SQLite runs them on the driver itself:
-importing SQLAlchemy takes longer than anything that a reader asks (spec/decisions/006-readers-without-sqlalchemy.md).
+Statements are text, the same for every database: ``:name`` stands for a value, ``{now}`` for the database's clock,
+``{locked}`` for what keeps the selected rows from others. A SQLite session runs them on the driver itself: importing
+SQLAlchemy takes longer than anything that a reader asks, and its own work on a statement takes several times
+SQLite's (spec/decisions/006-statements-without-sqlalchemy.md).
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from datetime import datetime
+from functools import cache
 from typing import Any, Protocol
 
-from ckptfmt.catalog.clock import SQLITE_NOW
+from ckptfmt.catalog.clock import SQLITE_NOW, to_text
 
 Row = tuple[Any, ...]
 
@@ -18,20 +23,30 @@ class Snapshot(Protocol):
     """Answers queries about one moment."""
 
     def rows(self, query: str, **values: Any) -> list[Row]:
-        """Run one SELECT. ``:name`` stands for a value, ``{now}`` for the database's clock."""
+        """Run one statement and return its rows."""
 
     def table_names(self) -> list[str]:
         """All tables, sorted; those of the database's own are left out."""
 
 
-class SqliteSnapshot:
-    """The view of a connection that is in a transaction."""
+class Session(Snapshot, Protocol):
+    """A snapshot that may be changed, by one transaction; it shows what that has changed."""
+
+    def execute(self, statement: str, **values: Any) -> int:
+        """Run one statement that returns no rows; return how many rows it changed."""
+
+
+class SqliteSession:
+    """``Session`` on a connection that is in a transaction; of a reader's connection only ``Snapshot`` is used."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def rows(self, query: str, **values: Any) -> list[Row]:
-        return self._connection.execute(query.replace("{now}", SQLITE_NOW), values).fetchall()
+        return self._connection.execute(_statement(query), _bound(values)).fetchall()
+
+    def execute(self, statement: str, **values: Any) -> int:
+        return self._connection.execute(_statement(statement), _bound(values)).rowcount
 
     def table_names(self) -> list[str]:
         # sqlite_master is read when a connection opens: asking it costs nothing more.
@@ -40,3 +55,24 @@ class SqliteSnapshot:
             for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
             if not name.startswith("sqlite_")
         ]
+
+
+def from_json(stored: Any) -> Any:
+    """A JSON column's value: some drivers return it decoded."""
+    return json.loads(stored) if isinstance(stored, str) else stored
+
+
+@cache
+def _statement(template: str) -> str:
+    # The lock on the whole database, taken at the beginning, covers every row.
+    return template.replace("{now}", SQLITE_NOW).replace("{locked}", "")
+
+
+def _bound(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: _time_text(value) if isinstance(value, datetime) else value for name, value in values.items()}
+
+
+def _time_text(value: datetime) -> str:
+    if value.tzinfo is None:
+        raise TypeError(f"the catalog stores aware datetimes only, not {value!r}")
+    return to_text(value)

@@ -32,8 +32,8 @@ class SqlCatalog(CatalogReader):
 
     @contextmanager
     def _writing(self) -> Iterator[Transaction]:
-        with translated(self._url), self._sessions.write() as connection:
-            yield Transaction(connection, self._repository_id, self._url)
+        with translated(self._url), self._sessions.write() as session:
+            yield Transaction(session, self._repository_id, self._url)
 
     # -- runs and launches ---------------------------------------------------------------------
     def ensure_run(self, name: str, key: str) -> RunRecord:

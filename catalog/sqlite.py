@@ -4,7 +4,6 @@
   deadlock into an immediate "database is locked".
 - A connection lives for one transaction (no pool): nothing is shared between threads, and nothing stays open
   across a fork.
-- Reading asks the driver itself. SQLAlchemy is loaded by the first writing transaction.
 - Journal ``DELETE`` with ``synchronous=EXTRA``: a commit survives a power cut. Write-ahead logging is used only
   where its rare reset race is fixed (https://sqlite.org/wal.html, "The WAL-Reset Bug").
 """
@@ -23,11 +22,11 @@ from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import quote
 
 from ckptfmt.catalog.failures import is_busy, sqlite_code
-from ckptfmt.catalog.snapshot import SqliteSnapshot
+from ckptfmt.catalog.snapshot import SqliteSession
 from ckptfmt.errors import CatalogError
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection
 
 BUSY_SECONDS: Final = 30.0
 FileMode = Literal["ro", "rw", "rwc"]
@@ -70,38 +69,48 @@ class SqliteSessions:
         self.path = path
         self.mode = mode
         self._busy_seconds = busy_seconds
-        self._pid = -1
         self._closed = False
-        self._writer: Engine
 
     @contextmanager
-    def read(self) -> Iterator[SqliteSnapshot]:
+    def read(self) -> Iterator[SqliteSession]:
         """A consistent snapshot; nothing is held after the block."""
         self._check_usable()
         connection = self._snapshot_begun()
         try:
-            yield SqliteSnapshot(connection)
+            yield SqliteSession(connection)
         finally:
             self._close(connection)
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
+    def write(self) -> Iterator[SqliteSession]:
         """The exclusive right to write, committed at the end of the block, rolled back on any exception."""
         if self.mode == "ro":
             raise CatalogError(f"the catalog {self.path} was opened for reading: open the repository with mode='w'")
         self._check_usable()
-        with self._own_writer().connect() as connection:
-            connection.begin()
-            yield connection
-            connection.commit()
+        connection = self._begun("BEGIN IMMEDIATE")
+        try:
+            yield SqliteSession(connection)
+            connection.execute("COMMIT")
+        finally:
+            self._close(connection)  # rolls back what was not committed
 
     @contextmanager
-    def inspect(self) -> Iterator[Connection]:
-        """A snapshot as SQLAlchemy sees it, for a comparison with the schema's definition."""
+    def alembic(self, *, write: bool) -> Iterator[Connection]:
+        """A transaction on a SQLAlchemy connection, which Alembic needs; committed at the end if it may ``write``."""
+        from ckptfmt.catalog.sqlite_engine import sqlite_engine
+
         self._check_usable()
-        with self._engine("BEGIN").connect() as connection:
+        begin = "BEGIN IMMEDIATE" if write else "BEGIN"
+        engine = sqlite_engine(
+            connect=self._connect,
+            begin=lambda connection: self._begin(connection, begin),
+            closing=_open_connections.discard,
+        )
+        with engine.connect() as connection:
             connection.begin()
             yield connection
+            if write:
+                connection.commit()
 
     def close(self) -> None:
         self._closed = True
@@ -137,22 +146,6 @@ class SqliteSessions:
                 kind="fork_unsafe",
             )
 
-    def _own_writer(self) -> Engine:
-        """Each process has an engine of its own."""
-        if self._pid != os.getpid():
-            self._writer = self._engine("BEGIN IMMEDIATE")
-            self._pid = os.getpid()
-        return self._writer
-
-    def _engine(self, begin: str) -> Engine:
-        from ckptfmt.catalog.sqlite_engine import sqlite_engine
-
-        return sqlite_engine(
-            connect=self._connect,
-            begin=lambda connection: self._begin(connection, begin),
-            closing=_open_connections.discard,
-        )
-
     def _connect(self, mode: FileMode | None = None) -> sqlite3.Connection:
         uri = f"file:{quote(str(self.path))}?mode={mode or self.mode}"
         # isolation_level None: the driver begins nothing by itself.
@@ -177,17 +170,17 @@ class SqliteSessions:
     def _snapshot_begun(self) -> sqlite3.Connection:
         """Connect and begin; a read-only opening that meets a dead writer's journal has it rolled back first."""
         try:
-            return self._reader_begun()
+            return self._begun("BEGIN")
         except sqlite3.OperationalError as error:
             if self.mode != "ro" or sqlite_code(error) != sqlite3.SQLITE_READONLY:
                 raise
         self._roll_back_dead_writer()
-        return self._reader_begun()
+        return self._begun("BEGIN")
 
-    def _reader_begun(self) -> sqlite3.Connection:
+    def _begun(self, begin: str) -> sqlite3.Connection:
         connection = self._connect()
         try:
-            self._begin(connection, "BEGIN")
+            self._begin(connection, begin)
         except BaseException:
             self._close(connection)
             raise

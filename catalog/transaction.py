@@ -7,140 +7,135 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
-from typing import Any
-
-from sqlalchemy import Connection, Row, Table, TextClause, inspect, select, text, update
-from sqlalchemy.sql import Insert
+from typing import Any, Final
 
 from ckptfmt.__about__ import __version__
-from ckptfmt.catalog.clock import NOW
-from ckptfmt.catalog.column_types import database_now
 from ckptfmt.catalog.events import append
-from ckptfmt.catalog.schema import catalog_meta, generations, launches, runs
+from ckptfmt.catalog.queries import generations, identity, launches, runs
+from ckptfmt.catalog.snapshot import Session
 from ckptfmt.errors import CatalogError, Conflict, Fenced, NotFound
 from ckptfmt.format.states import TRANSITIONS, State
+from ckptfmt.ports.catalog import GenerationRecord, LaunchRecord, RunRecord
 
-
-class ConnectionSnapshot:
-    """What ``ckptfmt.catalog.queries`` sees of a SQLAlchemy connection: with what it has written itself."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def rows(self, query: str, **values: Any) -> list[tuple[Any, ...]]:
-        statement = _statement(query, self._connection.dialect.name)
-        return [tuple(row) for row in self._connection.execute(statement, values)]
-
-    def table_names(self) -> list[str]:
-        return sorted(inspect(self._connection).get_table_names())
-
-
-@cache
-def _statement(query: str, dialect: str) -> TextClause:
-    return text(query.replace("{now}", NOW[dialect]))
+NOW: Final = object()
+"""As a value of ``insert`` or ``update``: the database's clock when the statement runs."""
 
 
 @dataclass(frozen=True)
 class Transaction:
-    """A connection that may write, and on whose behalf. ``repository_id`` bounds everything it may touch."""
+    """A session that may write, and on whose behalf. ``repository_id`` bounds everything it may touch."""
 
-    connection: Connection
+    session: Session
     repository_id: int
     url: str
 
-    @property
-    def snapshot(self) -> ConnectionSnapshot:
-        """What this transaction sees."""
-        return ConnectionSnapshot(self.connection)
-
     def now(self) -> datetime:
         """The database's clock. Ask after the lock: waiting for it takes time."""
-        return self.connection.execute(select(database_now())).scalar_one()
+        return identity.now(self.session)
 
     def epoch(self) -> int:
-        return int(self.connection.execute(select(catalog_meta.c.epoch)).scalar_one())
+        return identity.identity(self.session).epoch
 
-    def insert_if_absent(self, table: Table) -> Insert:
-        """An INSERT that leaves an existing row alone, for rows that have no lock to be taken before."""
-        if self.connection.dialect.name == "sqlite":
-            from sqlalchemy.dialects import sqlite
+    def insert(self, table: str, **values: Any) -> None:
+        self.session.execute(_insert(table, values), **_given(values))
 
-            return sqlite.insert(table).on_conflict_do_nothing()
-        from sqlalchemy.dialects import postgresql
+    def insert_new(self, table: str, **values: Any) -> int:
+        """Insert a row whose id the database chooses; return the id."""
+        ((id,),) = self.session.rows(f"{_insert(table, values)} RETURNING id", **_given(values))
+        return int(id)
 
-        return postgresql.insert(table).on_conflict_do_nothing()
+    def insert_if_absent(self, table: str, **values: Any) -> bool:
+        """Leave an existing row alone, for rows that have no lock to be taken before. False: there was one."""
+        return self.session.execute(f"{_insert(table, values)} ON CONFLICT DO NOTHING", **_given(values)) == 1
+
+    def update(self, table: str, where: str, changes: Mapping[str, Any], **values: Any) -> int:
+        """Set columns where a condition on ``values`` holds; return how many rows it held for."""
+        columns = ", ".join(f"{name} = {_expression(value, f'new_{name}')}" for name, value in changes.items())
+        given = {f"new_{name}": value for name, value in _given(changes).items()}
+        return self.session.execute(f"UPDATE {table} SET {columns} WHERE {where}", **given, **values)
 
 
-def lock_run(tx: Transaction, run_id: int, *, fence: int | None = None) -> Row[Any]:
+def _insert(table: str, values: Mapping[str, Any]) -> str:
+    expressions = ", ".join(_expression(value, name) for name, value in values.items())
+    return f"INSERT INTO {table} ({', '.join(values)}) VALUES ({expressions})"
+
+
+def _expression(value: Any, name: str) -> str:
+    return "{now}" if value is NOW else f":{name}"
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not NOW}
+
+
+def lock_run(tx: Transaction, run_id: int, *, fence: int | None = None) -> RunRecord:
     """Lock the run's row and return it. ``Fenced`` unless ``fence`` is None or the run's."""
-    run = tx.connection.execute(
-        select(runs).where(runs.c.id == run_id, runs.c.repository_id == tx.repository_id).with_for_update()
-    ).one()
+    run = runs.locked(tx.session, tx.repository_id, run_id)
+    if run is None:
+        raise CatalogError(f"the catalog {tx.url} has no run {run_id} in this repository: run `ckptfmt db check`")
     if fence is not None and run.fence != fence:
         raise _fenced(tx, run, fence)
     return run
 
 
-def lock_run_named(tx: Transaction, name: str) -> Row[Any]:
+def lock_run_named(tx: Transaction, name: str) -> RunRecord:
     """Lock the run called ``name``; ``NotFound`` if there is none."""
-    run = tx.connection.execute(
-        select(runs).where(runs.c.name == name, runs.c.repository_id == tx.repository_id).with_for_update()
-    ).one_or_none()
+    run = runs.locked_by_name(tx.session, tx.repository_id, name)
     if run is None:
         raise NotFound(f"the catalog {tx.url} has no run {name!r}: list its runs with `ckptfmt ls`")
     return run
 
 
-def lock_launch(tx: Transaction, launch_id: int, *, fence: int | None = None) -> tuple[Row[Any], Row[Any]]:
+def lock_launch(tx: Transaction, launch_id: int, *, fence: int | None = None) -> tuple[RunRecord, LaunchRecord]:
     """Lock the launch's run; return run and launch, read under the lock."""
-    run_id = tx.connection.execute(
-        select(launches.c.run_id)
-        .join(runs, runs.c.id == launches.c.run_id)
-        .where(launches.c.id == launch_id, runs.c.repository_id == tx.repository_id)
-    ).scalar_one_or_none()
+    run_id = launches.run_id_of(tx.session, tx.repository_id, launch_id)
     if run_id is None:
         raise NotFound(f"the catalog {tx.url} has no launch {launch_id} in this repository")
     run = lock_run(tx, run_id, fence=fence)
-    return run, tx.connection.execute(select(launches).where(launches.c.id == launch_id)).one()
+    return run, launches.by_id(tx.session, tx.repository_id, launch_id)
 
 
-def lock_generation(tx: Transaction, generation_id: int, *, fence: int | None = None) -> tuple[Row[Any], Row[Any]]:
+def lock_generation(
+    tx: Transaction, generation_id: int, *, fence: int | None = None
+) -> tuple[RunRecord, GenerationRecord]:
     """Lock the generation's run; return run and generation, read under the lock."""
-    run_id = tx.connection.execute(
-        select(generations.c.run_id).where(
-            generations.c.id == generation_id, generations.c.repository_id == tx.repository_id
-        )
-    ).scalar_one_or_none()
+    run_id = generations.run_id_of(tx.session, tx.repository_id, generation_id)
     if run_id is None:
         raise NotFound(
             f"the catalog {tx.url} has no generation {generation_id} in this repository: "
             "list generations with `ckptfmt ls`"
         )
     run = lock_run(tx, run_id, fence=fence)
-    return run, tx.connection.execute(select(generations).where(generations.c.id == generation_id)).one()
+    return run, generations.by_id(tx.session, tx.repository_id, generation_id)
 
 
 def move(
-    tx: Transaction, generation: Row[Any], name: str, values: Mapping[str, Any], detail: Mapping[str, Any]
+    tx: Transaction,
+    run: RunRecord,
+    generation: GenerationRecord,
+    name: str,
+    values: Mapping[str, Any],
+    detail: Mapping[str, Any],
 ) -> None:
     """Take the transition called ``name`` by compare-and-swap, and write the event of it."""
-    source = State(generation.state)
+    source = generation.state
     target = next((step.target for step in TRANSITIONS if step.name == name and step.source == source), None)
     if target is None:
         raise Conflict(f"generation {generation.id} is {source}: {name} is not possible from there")
-    result = tx.connection.execute(
-        update(generations)
-        .where(generations.c.id == generation.id, generations.c.state == source)
-        .values(state=target, **values)
+    changed = tx.update(
+        "generations",
+        "id = :id AND state = :source",
+        {"state": target, **values},
+        id=generation.id,
+        source=source,
     )
-    if result.rowcount != 1:
+    if changed != 1:
         raise CatalogError(
             f"generation {generation.id} changed its state under the lock of its run: another program writes to the "
             f"catalog {tx.url} without locking; stop it and repeat",
             transient=True,
         )
-    record(tx, generation.run_id, name, generation_id=generation.id, source=source, target=target, detail=detail)
+    record(tx, run.id, name, generation_id=generation.id, source=source, target=target, detail=detail)
 
 
 def record(
@@ -155,7 +150,7 @@ def record(
 ) -> None:
     """Append one event under the run's lock."""
     append(
-        tx.connection,
+        tx.session,
         run_id=run_id,
         generation_id=generation_id,
         kind=kind,
@@ -172,10 +167,8 @@ def actor() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _fenced(tx: Transaction, run: Row[Any], fence: int) -> Fenced:
-    newer = tx.connection.execute(
-        select(launches).where(launches.c.run_id == run.id, launches.c.fence == run.fence)
-    ).one_or_none()
+def _fenced(tx: Transaction, run: RunRecord, fence: int) -> Fenced:
+    newer = launches.with_fence(tx.session, tx.repository_id, run.id, run.fence)
     owner = f"launch {newer.id} (host {newer.host}, pid {newer.pid})" if newer else "another launch"
     return Fenced(
         f"run {run.name!r} belongs to {owner} with fence {run.fence}; this process has fence {fence}: "

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from ckptfmt.catalog.failures import translated
 from ckptfmt.catalog.location import display, is_sqlite, sqlite_path
 from ckptfmt.catalog.revision import HEAD, VERSION_TABLE, require_head, stored_revision
-from ckptfmt.catalog.snapshot import Snapshot
+from ckptfmt.catalog.snapshot import Snapshot, SqliteSession
 from ckptfmt.catalog.sqlite import SqliteSessions
 from ckptfmt.catalog.triggers import trigger_sql
 from ckptfmt.catalog.view_sql import view_sql
@@ -56,13 +56,13 @@ def create_schema(url: str) -> None:
     path = sqlite_path(url)
     if not path.parent.is_dir():
         raise CatalogError(f"the folder of the catalog {shown} does not exist: create {path.parent}")
-    from ckptfmt.catalog.transaction import ConnectionSnapshot
+    from ckptfmt.catalog.sqlite_engine import driver_connection
 
     sessions = SqliteSessions(path, mode="rwc")
     with translated(shown):
         sessions.choose_journal()
-        with sessions.write() as connection:
-            revision = stored_revision(ConnectionSnapshot(connection), shown)
+        with sessions.alembic(write=True) as connection:
+            revision = stored_revision(SqliteSession(driver_connection(connection)), shown)
             if revision is not None and revision >= HEAD:
                 require_head(revision, shown)
                 return
@@ -173,7 +173,7 @@ def _drift(sessions: SqliteSessions) -> list[str]:
     from ckptfmt.catalog.schema import metadata
 
     options = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
-    with sessions.inspect() as connection:
+    with sessions.alembic(write=False) as connection:
         changes = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
     return [f"the schema drifted: {change}; restore a backup" for change in changes if not _is_identity(change)]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from ckptfmt.catalog.clock import moment
-from ckptfmt.catalog.snapshot import Row, Snapshot
+from ckptfmt.catalog.snapshot import Row, Snapshot, from_json
 from ckptfmt.ports.catalog import EventRecord
 
 _HISTORY = """
@@ -42,6 +40,6 @@ def _record(row: Row) -> EventRecord:
         from_state=from_state,
         to_state=to_state,
         actor=actor,
-        detail=json.loads(detail) if isinstance(detail, str) else detail,
+        detail=from_json(detail),
         library=library,
     )

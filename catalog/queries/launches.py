@@ -18,6 +18,12 @@ WHERE r.repository_id = :repository
 _HOLDER = f"{_ALL} AND r.name = :run AND {_LIVE}"
 _EVERY = f"{_ALL} AND r.name = :run ORDER BY l.fence DESC"
 _BY_ID = f"{_ALL} AND l.id = :launch"
+_BY_TOKEN = f"{_ALL} AND l.run_id = :run AND l.token = :token"
+_WITH_FENCE = f"{_ALL} AND l.run_id = :run AND l.fence = :fence"
+_RUN_ID = """
+SELECT l.run_id FROM launches AS l JOIN runs AS r ON r.id = l.run_id
+WHERE r.repository_id = :repository AND l.id = :launch
+"""
 _RESTORED = f"{_ALL} AND l.restored_from = :key AND {_LIVE} LIMIT 1"
 
 
@@ -38,6 +44,23 @@ def by_id(snapshot: Snapshot, repository_id: int, launch_id: int) -> LaunchRecor
     if not found:
         raise CatalogError(f"the catalog has no launch {launch_id} in this repository: run `ckptfmt db check`")
     return _record(found[0])
+
+
+def by_token(snapshot: Snapshot, repository_id: int, run_id: int, token: str) -> LaunchRecord | None:
+    """The launch of the run that came with this token."""
+    found = snapshot.rows(_BY_TOKEN, repository=repository_id, run=run_id, token=token)
+    return _record(found[0]) if found else None
+
+
+def with_fence(snapshot: Snapshot, repository_id: int, run_id: int, fence: int) -> LaunchRecord | None:
+    """The launch of the run to which this fence was given."""
+    found = snapshot.rows(_WITH_FENCE, repository=repository_id, run=run_id, fence=fence)
+    return _record(found[0]) if found else None
+
+
+def run_id_of(snapshot: Snapshot, repository_id: int, launch_id: int) -> int | None:
+    found = snapshot.rows(_RUN_ID, repository=repository_id, launch=launch_id)
+    return found[0][0] if found else None
 
 
 def restored(snapshot: Snapshot, repository_id: int, generation_key: str) -> LaunchRecord | None:

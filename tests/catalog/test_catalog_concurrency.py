@@ -182,8 +182,8 @@ catalog = open_catalog(sys.argv[1], repository=REPOSITORY, display_url="/ckpts",
 inside, forked = threading.Event(), threading.Event()
 
 def transaction():
-    with catalog._sessions.write() as connection:
-        connection.exec_driver_sql("UPDATE repositories SET url = 'changed'")
+    with catalog._sessions.write() as session:
+        session.execute("UPDATE repositories SET url = 'changed'")
         inside.set()
         forked.wait()
 

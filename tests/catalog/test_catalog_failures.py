@@ -1,4 +1,4 @@
-"""No exception of SQLAlchemy or of the driver leaves the catalog; a lost answer can be asked for again."""
+"""No exception of the driver leaves the catalog; a lost answer can be asked for again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
-from ckptfmt.catalog.snapshot import SqliteSnapshot
+from ckptfmt.catalog.snapshot import SqliteSession
 from ckptfmt.errors import CatalogError, CkptError
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog
@@ -92,7 +91,7 @@ def test_no_foreign_exception_escapes(
         with closing(sqlite3.connect(database)) as connection:
             connection.execute("CREATE TABLE other (x)")
     else:
-        _fail_every_statement(catalog, monkeypatch)
+        _fail_every_statement(monkeypatch)
     for name, call in calls.items():
         if damage == "tables gone" and name == "database_now":
             continue
@@ -105,16 +104,15 @@ def test_no_foreign_exception_escapes(
         assert not database.exists()
 
 
-def _fail_every_statement(catalog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def _fail_every_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR
 
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(SqliteSnapshot, "rows", fail)
-    with catalog._sessions.write() as connection:
-        event.listen(connection.engine, "before_cursor_execute", fail)
+    monkeypatch.setattr(SqliteSession, "rows", fail)
+    monkeypatch.setattr(SqliteSession, "execute", fail)
 
 
 def test_a_refused_rule_is_told_as_such(make_catalog: MakeCatalog, raw: RawSql) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from ckptfmt.catalog.clock import SQLITE_NOW
 from ckptfmt.catalog.open import open_catalog
-from ckptfmt.catalog.snapshot import SqliteSnapshot
+from ckptfmt.catalog.snapshot import SqliteSession
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.testing.catalogs import REPOSITORY, Job
@@ -55,13 +55,13 @@ def full(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """The queries that were run, with their values."""
     queries: list[tuple[str, dict[str, Any]]] = []
-    rows = SqliteSnapshot.rows
+    rows = SqliteSession.rows
 
-    def noted(self: SqliteSnapshot, query: str, **values: Any) -> Any:
+    def noted(self: SqliteSession, query: str, **values: Any) -> Any:
         queries.append((query, values))
         return rows(self, query, **values)
 
-    monkeypatch.setattr(SqliteSnapshot, "rows", noted)
+    monkeypatch.setattr(SqliteSession, "rows", noted)
     return queries
 
 
