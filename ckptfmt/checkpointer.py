@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import time
@@ -25,23 +24,17 @@ from ckptfmt.engine.save.session import SaveSession
 from ckptfmt.engine.save.snapshot import Planner, Snapshot, plan_state, take_snapshot
 from ckptfmt.engine.transfer import Background
 from ckptfmt.errors import (
-    AccessDenied,
-    BackendError,
     CatalogError,
     CkptError,
     Fenced,
-    FormatError,
     InvalidInput,
-    NotFound,
-    OutOfSpace,
-    Unavailable,
 )
 from ckptfmt.flights import Flight, Flights
 from ckptfmt.format import layout, verdict
-from ckptfmt.format.states import State
 from ckptfmt.pending import PendingSave
 from ckptfmt.policy import Modes, PreemptionFlag, SavePolicy
 from ckptfmt.reference import At
+from ckptfmt.restoring import Restoring
 
 if TYPE_CHECKING:
     from ckptfmt.generation import Generation
@@ -70,7 +63,7 @@ class Checkpointer:
         self._flag = flag
         self._families = families
         self._open_row = open_row
-        self._open_at = open_at
+        self._restoring = Restoring(context, open_row=open_row, open_at=open_at)
         self._planner = Planner()
         self._preparing: Background | None = None
         self._flights = Flights(lambda: Arena(self._pin), limit=modes.in_flight_max)
@@ -103,6 +96,7 @@ class Checkpointer:
     def should_save(self, step: int) -> bool:
         """Whether to save at the end of ``step``: by steps, seconds, or because of a preemption signal."""
         self._lease.last_step = step
+        self._flights.lift()
         return self._policy.should_save(step, preempted=self.preempted)
 
     def prepare(self, state: Any) -> None:
@@ -110,13 +104,24 @@ class Checkpointer:
         self._check_usable()
         self._join_preparation()
         self._flights.land()
-        plan = plan_state(state, families=self._families(), planner=self._planner)
+        plan = plan_state(
+            state, families=self._families(), planner=self._planner, host_bytes_max=self._modes.arena_bytes_max
+        )
         if not self._flights.full:
             self._prefault(plan.arena_bytes)
 
-    def save(self, state: Any, *, step: int, metadata: Any = None, tags: Sequence[str] = ()) -> PendingSave | None:
+    def save(
+        self,
+        state: Any,
+        *,
+        step: int,
+        metadata: Any = None,
+        tags: Sequence[str] = (),
+        sync: Patterns | None = None,
+    ) -> PendingSave | None:
         """Freeze ``state`` and write it in the background; on return the caller may change everything.
 
+        Tensors whose names match ``sync`` are written before it returns, and take no host memory.
         While ``in_flight_max`` saves are in flight the next one waits for the oldest one's verdict, or with
         ``on_busy="skip"`` returns None. Generations are committed in the order of their saves. Raises the
         ``SaveFailed`` of an earlier save that nobody has seen, ``Fenced`` once a newer launch owns the run,
@@ -129,6 +134,7 @@ class Checkpointer:
         if self._flights.full and self._policy.on_busy == "skip":
             self._record_skip(n, step)
             return None
+        self._flights.before_update()
         self._flights.make_room()
         self._lease.check()
         self._join_preparation()
@@ -143,24 +149,42 @@ class Checkpointer:
         pending = PendingSave(key=order.key, step=step, run=self._context.run.name, open_generation=self._open_row)
         pending.busy_seconds = busy
         pending.add_done_callback(self._finished)
-        snapshot = self._begin(order, state, metadata, pending)
+        snapshot = self._begin(order, state, metadata, pending, sync)
         self._policy.saved(preempted=self.preempted)
         self._lease.last_step = step if self._lease.last_step is None else max(step, self._lease.last_step)
         try:
-            pending.stall_seconds = snapshot.freeze()
+            self._freeze(snapshot, pending)
         except Exception:
             failure = pending.exception()  # writing meets the same error: it is told once
             if failure is not None:
                 raise failure from failure.__cause__
             raise
-        pending.advance("frozen")
         return pending
 
-    def _begin(self, order: SaveOrder, state: Any, metadata: Any, pending: PendingSave) -> Snapshot:
+    def _freeze(self, snapshot: Snapshot, pending: PendingSave) -> None:
+        pending.blocked(snapshot.freeze())
+        if snapshot.deferral is None:
+            pending.advance("frozen")
+        else:
+            pending.defer(snapshot.deferral)
+            snapshot.deferral.start(pending)
+
+    def _begin(
+        self, order: SaveOrder, state: Any, metadata: Any, pending: PendingSave, sync: Patterns | None
+    ) -> Snapshot:
         """Take the snapshot and start to write what is final, while a device may still be copying the rest."""
         arena = self._flights.take_arena()
         try:
-            snapshot = take_snapshot(state, metadata, families=self._families(), planner=self._planner, arena=arena)
+            snapshot = take_snapshot(
+                state,
+                metadata,
+                families=self._families(),
+                planner=self._planner,
+                arena=arena,
+                sync=sync,
+                host_bytes_max=self._modes.arena_bytes_max,
+                deferred=self._modes.freeze == "deferred",
+            )
             session = SaveSession(self._context, order, snapshot, pending, earlier=self.in_flight)
             thread = Background(session.run, name=f"ckptfmt-save-{pending.run}-{order.n}")
         except BaseException:
@@ -230,61 +254,25 @@ class Checkpointer:
     ) -> RestoreReport | None:
         """Fill ``into`` from the latest committed generation (or ``at``). None only if the run never had any.
 
+        All or nothing, unless ``host_bytes_max`` is below what is read: then as with ``atomic=False``.
+
         With ``fallback`` a generation that cannot be read gives way to the one before it: loudly, recorded in the
         catalog, and told in the report. ``Mismatch``, ``Corrupt`` and the rest are as of ``ckptfmt.restore``.
         """
         self._check_usable()
         self._flights.settle()
         self._join_preparation()
-        options = RestoreOptions(strict=strict, cast=cast, keys=keys, rename=rename)
-        run = self._context.site.sql().ensure_run(self._context.run.name, self._context.run.key)
-        if at is None and run.next_commit_seq == 1:
-            return None  # nothing was ever committed: a fresh start
-        report = self._restore_first(into, at, options, fallback)
-        row = self._context.site.sql().generation(report.generation_id)
-        if row is None:
-            raise NotFound(f"generation {report.generation_id} has left the catalog during its restore")
-        self._context.site.sql().set_restored_from(self._context.launch.id, row.key)
-        self._last = row
-        self._prefault()
+        options = RestoreOptions(
+            strict=strict, cast=cast, keys=keys, rename=rename, host_bytes_max=self._modes.host_bytes_max
+        )
+        if self._modes.host_bytes_max is not None:
+            self._flights.drop_arenas()  # what is read may take all of it
+        arena = self._flights.idle_arena() if self._modes.host_bytes_max is None else None
+        report = self._restoring.fill(into, at, options, fallback=fallback, arena=arena)
+        if report is not None:
+            self._last = self._restoring.record(report)
+            self._prefault()
         return report
-
-    def _restore_first(self, into: Any, at: At, options: RestoreOptions, fallback: bool) -> RestoreReport:
-        """The wanted generation; or with ``fallback``, and nothing named by ``at``, the newest that is readable."""
-        if at is not None or not fallback:
-            return self._open_at(at).restore_with(into, options, arena=self._flights.idle_arena())
-        rows = self._context.site.sql().generations(run=self._context.run.name, states=[State.COMMITTED])
-        unreadable: list[int] = []
-        for row in rows:
-            if row.quarantined_at is not None:
-                continue
-            try:
-                report = self._open_row(row).restore_with(into, options, arena=self._flights.idle_arena())
-            except (FormatError, NotFound, BackendError) as error:
-                if isinstance(error, Unavailable | AccessDenied | OutOfSpace):
-                    raise  # this says nothing of the generation: an older one would not fare better
-                log.error("run %r: generation %d cannot be restored: %s", row.run, row.id, error)
-                unreadable.append(row.id)
-                continue
-            return self._fell_back(report, unreadable) if unreadable else report
-        # Raises what the newest one raises.
-        return self._open_at(None).restore_with(into, options, arena=self._flights.idle_arena())
-
-    def _fell_back(self, report: RestoreReport, unreadable: list[int]) -> RestoreReport:
-        log.error(
-            "run %r: FELL BACK to generation %d (step %d); newer ones that cannot be read: %s",
-            report.run,
-            report.generation_id,
-            report.step,
-            unreadable,
-        )
-        self._context.site.sql().note(
-            report.run,
-            generation_id=report.generation_id,
-            kind="restore_fell_back",
-            detail={"unreadable": unreadable},
-        )
-        return dataclasses.replace(report, fell_back_from=tuple(unreadable))
 
     # -- the arena, ahead of time -----------------------------------------------------------------
     def _prefault(self, nbytes: int = 0) -> None:

@@ -101,6 +101,17 @@ class Flights:
         for flight in gone:
             flight.arena.drop()
 
+    # -- deferred copies --------------------------------------------------------------------------
+    def before_update(self) -> None:
+        """Wait until every state is copied."""
+        for flight in self._flights:
+            flight.pending.before_update()
+
+    def lift(self) -> None:
+        """Take hooks away that have done their work."""
+        for flight in self._flights:
+            flight.pending.lift()
+
     # -- verdicts ---------------------------------------------------------------------------------
     def make_room(self) -> None:
         """Wait until one more save may begin. Raises the failures that nobody has been told of."""
@@ -113,6 +124,7 @@ class Flights:
     def settle(self, timeout: float | None = None) -> None:
         """Wait for all verdicts, ``timeout`` seconds at most (``TimeoutError``). Raises as ``make_room`` does."""
         until = None if timeout is None else time.monotonic() + timeout
+        self.before_update()
         for pending in self.pending:
             pending.wait_done(_left(until))
         self.land(_left(until))
@@ -131,6 +143,7 @@ class Flights:
         for flight in done:
             if not flight.abandoned:
                 flight.thread.join(timeout)  # its callbacks run there
+            flight.pending.lift()
         with self._lock:
             self._flights = tuple(flight for flight in self._flights if flight not in done)
             self._idle += [flight.arena for flight in done if not flight.abandoned]

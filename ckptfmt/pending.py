@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ckptfmt.engine.save.deferral import Deferral
 from ckptfmt.engine.save.progress import ORDER, Stage
 from ckptfmt.errors import InvalidInput
 from ckptfmt.ports.catalog import GenerationRecord
@@ -22,8 +23,9 @@ Done = Callable[["PendingSave"], object]
 
 
 class PendingSave:
-    """One save. ``key`` is its identity, ``stall_seconds`` the time for which ``save`` blocked training on the copy,
-    ``busy_seconds`` the time it waited for the save before it."""
+    """One save. ``key`` is its identity, ``stall_seconds`` the time for which it blocked training on the copy (in
+    ``save``, and with a deferred freeze in the update after it), ``busy_seconds`` the time it waited for the save
+    before it."""
 
     def __init__(
         self, *, key: str, step: int, run: str, open_generation: Callable[[GenerationRecord], Generation]
@@ -45,6 +47,7 @@ class PendingSave:
         self._error: BaseException | None = None
         self._observed = False
         self._callbacks: list[Done] = []
+        self._deferral: Deferral | None = None
 
     @property
     def stage(self) -> Stage:
@@ -92,12 +95,27 @@ class PendingSave:
                 return
         self._call(fn)
 
-    # -- the Listener of the save's thread --------------------------------------------------------
+    def before_update(self) -> None:
+        """Return when everything that is saved may be changed: at once unless ``freeze="deferred"``.
+
+        torch optimizers call it by themselves ahead of each ``step``. Call it before anything else changes their
+        parameters or their state: a captured CUDA graph, ``.data``, a view by numpy, ``load_state_dict``. Never raises
+        what the save met: that is told by the handle.
+        """
+        deferral = self._deferral
+        if deferral is not None:
+            deferral.before_update()
+            self.lift()
+
+    # -- the Listener of the save's threads -------------------------------------------------------
     def advance(self, stage: Stage) -> None:
         with self._condition:
             if not self.done() and ORDER.index(stage) > ORDER.index(self._stage):
                 self._stage = stage
                 self._condition.notify_all()
+
+    def blocked(self, seconds: float) -> None:
+        self.stall_seconds += seconds
 
     def began(self, generation_id: int) -> None:
         self.generation_id = generation_id
@@ -126,6 +144,15 @@ class PendingSave:
             log.exception("a done-callback of %r failed", self)
 
     # -- for the checkpointer ---------------------------------------------------------------------
+    def defer(self, deferral: Deferral) -> None:
+        """Part of the state is still to be copied."""
+        self._deferral = deferral
+
+    def lift(self) -> None:
+        """Take the hooks of optimizers away if all is copied; on the thread that updates, between updates."""
+        if self._deferral is not None and self._deferral.lift():
+            self._deferral = None
+
     @property
     def row(self) -> GenerationRecord | None:
         return self._row

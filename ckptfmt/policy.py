@@ -12,18 +12,22 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
+from ckptfmt.engine.plan import check_host_bytes_max
 from ckptfmt.errors import InvalidInput
 
 log = logging.getLogger("ckptfmt")
 
 BusyRule = Literal["wait", "skip"]
+Freeze = Literal["now", "deferred"]
 
 
 @dataclass(frozen=True)
 class Modes:
-    """How saves use memory."""
+    """How saves use memory and block training. ``host_bytes_max``: bytes of host memory for all snapshots together."""
 
     in_flight_max: int = 1
+    host_bytes_max: int | None = None
+    freeze: Freeze = "now"
 
     def __post_init__(self) -> None:
         if type(self.in_flight_max) is not int or self.in_flight_max not in (1, 2):
@@ -31,6 +35,20 @@ class Modes:
                 f"in_flight_max={self.in_flight_max!r}: give 1, or 2 for two snapshots; more would only queue up, "
                 "since generations are committed one after the other"
             )
+        if self.freeze not in ("now", "deferred"):
+            raise InvalidInput(f'freeze={self.freeze!r}: give "now" or "deferred"')
+        check_host_bytes_max(self.host_bytes_max, arenas=self.in_flight_max)
+        if self.host_bytes_max is not None and self.freeze == "deferred":
+            raise InvalidInput(
+                'freeze="deferred" with host_bytes_max: a deferred snapshot is copied beside training and needs room '
+                "for the whole state, while under a limit save copies and writes one group of tensors after the other "
+                "before it returns; choose one of them"
+            )
+
+    @property
+    def arena_bytes_max(self) -> int | None:
+        """The share of one snapshot."""
+        return None if self.host_bytes_max is None else self.host_bytes_max // self.in_flight_max
 
 
 class SavePolicy:

@@ -14,7 +14,7 @@ from ckptfmt.engine.reports import GcReport, GenerationInfo, RecoverReport, RunI
 from ckptfmt.engine.save.launch import acquire
 from ckptfmt.errors import InvalidInput
 from ckptfmt.generation import Generation
-from ckptfmt.policy import BusyRule, Modes, SavePolicy
+from ckptfmt.policy import BusyRule, Freeze, Modes, SavePolicy
 from ckptfmt.reference import At
 
 if TYPE_CHECKING:
@@ -51,20 +51,26 @@ class Repository:
         preempt_signals: Sequence[int] = (),
         on_busy: BusyRule = "wait",
         in_flight_max: int = 1,
+        host_bytes_max: int | None = None,
         commit_timeout: float = 600.0,
         launch: str | None = None,
         takeover: bool = False,
+        freeze: Freeze = "now",
     ) -> Checkpointer:
         """Begin a launch of ``run`` (default "default"): take its lease, settle what an older launch left.
 
         ``in_flight_max=2`` lets a save begin while the one before is still being written: two snapshots in host memory.
+        ``host_bytes_max`` bounds that memory, in all: of a state that does not fit ``save`` copies one piece after the
+        other as earlier ones are written, and a restore that does not fit fills live tensors as it reads, not all or
+        nothing. With ``freeze="deferred"`` ``save`` returns while what torch optimizers own is still being copied, and
+        their next ``step`` waits for it; see ``PendingSave.before_update``.
         ``Conflict`` names a live holder; ``takeover=True`` fences it.
         """
         from ckptfmt.launching import LaunchOrder, begin_launch
 
         self._check_writable("saving")
         policy = SavePolicy(every_steps=every_steps, every_seconds=every_seconds, on_busy=on_busy)
-        modes = Modes(in_flight_max)
+        modes = Modes(in_flight_max, host_bytes_max, freeze)
         name = run or self._run or "default"
         order = LaunchOrder(name, policy, modes, tuple(preempt_signals), commit_timeout, launch, takeover)
         self._checkpointers.add(checkpointer := begin_launch(self._connection, order))

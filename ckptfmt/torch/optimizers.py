@@ -12,6 +12,7 @@ from torch.optim import LBFGS, Optimizer
 from ckptfmt.errors import Mismatch
 from ckptfmt.ports.arrays import Expansion
 from ckptfmt.torch.exact import put_back_exactly
+from ckptfmt.torch.ownership import ownership_of
 from ckptfmt.torch.parameters import GroupNames, ParameterNames, place_name
 
 _STATE, _GROUPS, _UNASSIGNED = "state", "param_groups", "unassigned_state"
@@ -28,7 +29,9 @@ def expand_optimizer(path: str, optimizer: Optimizer, names: ParameterNames) -> 
     type_name = f"{kind.__module__}.{kind.__qualname__}"
     packed = optimizer.state_dict()
     if not _is_usual(optimizer, packed):
-        return Expansion("stateful", type_name, packed, live=False, apply=optimizer.load_state_dict)
+        return Expansion(
+            "stateful", type_name, packed, live=False, apply=optimizer.load_state_dict, owned=ownership_of(optimizer)
+        )
     groups = GroupNames(optimizer, names)
     _refuse_clashes(path, optimizer, groups)
     name_of = dict(_indexed(optimizer, groups.primary))
@@ -50,6 +53,7 @@ def expand_optimizer(path: str, optimizer: Optimizer, names: ParameterNames) -> 
         notes={"by": groups.by},
         check=partial(_check, path, optimizer, groups),
         rename=_renamed,
+        owned=ownership_of(optimizer),
     )
 
 

@@ -30,8 +30,8 @@ INSIDE = {
     "Generation": {"restore_with"},
     "GenerationInfo": {"of"},
     "PendingSave": {
-        *("advance", "began", "succeeded", "failed"),  # told by the save's thread
-        *("row", "error", "wait_done", "unseen_error"),  # asked by the checkpointer
+        *("advance", "blocked", "began", "succeeded", "failed"),  # told by the save's threads
+        *("row", "error", "wait_done", "unseen_error", "defer", "lift"),  # asked by the checkpointer
     },
     "Rng": {"state", "restore", "check"},
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from ckptfmt.format import checksum
 from ckptfmt.ports.arrays import ArrayFamily, Capture
 
 Pairs = list[tuple[Any, memoryview]]
-Move = tuple[int, int, int]
+Move = tuple[int, int | None, int]
+"""(destination address, source address, bytes); the source is None if it is not dense host memory."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,17 @@ class UnderWay:
     capture: Capture
     position: dict[int, int]
     """Leaf index -> pair index in ``capture``."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of the leaves that are held whole."""
+
+    under_way: list[UnderWay]
+    later: list[UnderWay]
+    """The same of leaves that may be copied later."""
+    put_off: dict[int, Move]
+    """Leaf index -> what is still to be copied from host memory."""
 
 
 class Copies:
@@ -37,28 +49,33 @@ class Copies:
         self._tail = b""
         """What the last unit copied shares with the next one of its pack."""
 
-    def copy_held(self) -> list[UnderWay]:
-        """Copy the leaves of all packs that are held whole. Host memory is final on return."""
+    def copy_held(self, later: Collection[int] = ()) -> Taken:
+        """Copy the leaves of all packs that are held whole. Host memory is final on return, but for that of the leaves
+        in ``later``, which is left to the caller."""
         for planned in self._plan.packs:
             if planned.arena_offset is not None:
                 at = planned.arena_offset
                 self._memory[at : at + len(planned.header)] = planned.header
         leaves, base, held = self._leaves, self._base, self._plan.held
-        sources = [leaf.family.host_address(leaf.value) for leaf in map(leaves.__getitem__, held.leaves)]
+        sources = [leaf.spec.address for leaf in map(leaves.__getitem__, held.leaves)]
         moves = list(zip([base + place for place in held.places], sources, held.sizes, strict=True))
-        under_way: list[UnderWay] = []
-        if None in sources:
+        taken = Taken([], [], {})
+        if None in sources or later:
             # Device copies are enqueued first: they proceed while the host copies its own.
-            rows = zip(held.leaves, held.places, held.sizes, strict=True)
-            under_way = self._capture([row for row, source in zip(rows, sources, strict=True) if source is None])
-            moves = [move for move in moves if move[1] is not None]
+            rows = list(zip(held.leaves, held.places, held.sizes, strict=True))
+            captured = [row for row, source in zip(rows, sources, strict=True) if source is None]
+            under_way = self._capture([row for row in captured if row[0] not in later])
+            on_host = [(leaf, move) for leaf, move in zip(held.leaves, moves, strict=True) if move[1] is not None]
+            put_off = {leaf: move for leaf, move in on_host if leaf in later}
+            moves = [move for leaf, move in on_host if leaf not in put_off]
+            taken = Taken(under_way, self._capture([row for row in captured if row[0] in later]), put_off)
         try:
             copy_memory(moves)  # type: ignore[arg-type]
         except BaseException:
-            for each in under_way:
+            for each in (*taken.under_way, *taken.later):
                 each.capture.wait()  # nobody else may get the arena while a device still writes to it
             raise
-        return under_way
+        return taken
 
     def _capture(self, rows: Sequence[tuple[int, int, int]]) -> list[UnderWay]:
         """Have the families copy (leaf, place, size) into the arena."""
@@ -72,7 +89,7 @@ class Copies:
 
     def copy_units(self, units: Sequence[Unit]) -> None:
         """Copy these units, which follow those of the last call. They are final on return."""
-        moves: list[Move] = []
+        moves: list[tuple[int, int, int]] = []
         whole: dict[int, tuple[ArrayFamily, Pairs]] = {}
         cut: list[tuple[FrozenLeaf, int, memoryview]] = []
         for unit in units:
@@ -83,7 +100,7 @@ class Copies:
             for chunk in unit.chunks:
                 leaf = self._leaves[chunk.leaf]
                 inner = chunk.number * checksum.CHUNK_BYTES
-                source = leaf.family.host_address(leaf.value)
+                source = leaf.spec.address
                 if source is not None:
                     moves.append((target + chunk.offset, source + inner, chunk.nbytes))
                     continue

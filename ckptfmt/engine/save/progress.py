@@ -13,9 +13,12 @@ ORDER: Final[tuple[Stage, ...]] = ("freezing", "frozen", "staged", "durable", "c
 
 
 class Listener(Protocol):
-    """Told by the save's thread. Calls after ``succeeded`` or ``failed`` are ignored."""
+    """Told by the save's threads. Calls after ``succeeded`` or ``failed`` are ignored."""
 
     def advance(self, stage: Stage) -> None: ...
+
+    def blocked(self, seconds: float) -> None:
+        """Training was blocked for so long, once more."""
 
     def began(self, generation_id: int) -> None:
         """C1 is done: the generation has its id."""

@@ -137,6 +137,7 @@ class SaveSession:
             raise Fenced(
                 f"the folder of generation {row.id} (run {row.run!r}) is gone: a newer launch has taken the run"
             ) from error
+        stall = snapshot.stall()  # waits for deferred copies, and raises if they are not to be used
         part = make_part(
             snapshot,
             written,
@@ -157,7 +158,7 @@ class SaveSession:
             part_name=name,
             part_digest=manifest_digest(stored),
             nbytes=snapshot.plan.tensor_bytes,
-            stall_seconds=snapshot.stall(),
+            stall_seconds=stall,
             write_seconds=written.seconds,
             retries=written.retries,
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ckptfmt.engine.arena import Arena
@@ -14,32 +15,41 @@ from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.patterns import Patterns, as_patterns, matches
 from ckptfmt.engine.plan import PackPlan, SavePlan, Signature, Unit, check_host_bytes_max, make_plan, signature_of
-from ckptfmt.engine.save.copies import Copies, UnderWay
-from ckptfmt.engine.save.freeze import FrozenLeaf, FrozenTree, freeze_metadata, freeze_tree
+from ckptfmt.engine.save.copies import Copies, Move, UnderWay
+from ckptfmt.engine.save.deferral import Deferral, Watch, watch_owned
+from ckptfmt.engine.save.freeze import FrozenTree, Seen, freeze_metadata, freeze_tree
 from ckptfmt.engine.save.window import Window
+from ckptfmt.engine.transfer import copy_memory
+from ckptfmt.errors import CkptError
 from ckptfmt.format import tree
 
 log = logging.getLogger("ckptfmt")
 
 
 class Planner:
-    """Keeps the plans of the last structure seen, one for each way to save it."""
+    """Keeps what the last save has seen, and the plans of that structure, one for each way to save it."""
 
     def __init__(self) -> None:
-        self._signature: Signature | None = None
+        self._seen: Seen | None = None
+        self._signature: Signature = ()
         self._plans: dict[tuple[frozenset[int], int | None], SavePlan] = {}
 
+    def freeze(self, state: Any, families: Families) -> FrozenTree:
+        return freeze_tree(state, families, self._seen)
+
     def plan(
-        self, leaves: Sequence[FrozenLeaf], *, sync: frozenset[int] = frozenset(), host_bytes_max: int | None = None
+        self, frozen: FrozenTree, *, sync: frozenset[int] = frozenset(), host_bytes_max: int | None = None
     ) -> SavePlan:
         """``sync`` are the leaves to be written while training is blocked, by index."""
-        named = [(leaf.name, leaf.spec) for leaf in leaves]
-        signature = signature_of(named)
-        if self._signature != signature:
-            self._signature, self._plans = signature, {}
+        named = frozen.seen.named
+        if frozen.seen is not self._seen:
+            signature = signature_of(named)
+            if self._signature != signature:
+                self._signature, self._plans = signature, {}
+            self._seen = frozen.seen
         plan = self._plans.get((sync, host_bytes_max))
         if plan is None:
-            plan = make_plan(named, signature, sync=sync, host_bytes_max=host_bytes_max)
+            plan = make_plan(named, self._signature, sync=sync, host_bytes_max=host_bytes_max)
             self._plans[sync, host_bytes_max] = plan
         return plan
 
@@ -56,7 +66,7 @@ class Snapshot:
         self.common = frozen.common
         self.per_rank = frozen.per_rank
         self.aliases = frozen.aliases
-        self.names_and_specs = [(leaf.name, leaf.spec) for leaf in frozen.leaves]
+        self.names_and_specs = frozen.seen.named
         self.metadata = metadata
         self.plan = plan
         self._began = began
@@ -66,20 +76,39 @@ class Snapshot:
         self._memory = arena.view(0, plan.arena_bytes)
         self._copies: Copies | None = Copies(frozen.leaves, plan, self._memory)
         self._under_way: list[UnderWay] = []
+        self._later: list[UnderWay] = []
+        self._put_off: frozenset[int] = frozenset()
+        self.deferral: Deferral | None = None
+        """What ``freeze`` leaves to be copied beside training; to be started after it."""
         self._window = Window(plan.passing)
 
     # -- the side that copies -------------------------------------------------------------------
-    def take(self) -> None:
-        """Copy the leaves of the packs that are held whole; host memory is final on return."""
+    def take(self, watches: Mapping[int, Watch]) -> None:
+        """Copy the leaves of the packs that are held whole; host memory is final on return, but for that of the leaves
+        in ``watches``."""
         if self._copies is None:
             raise AssertionError("a snapshot is taken once")
-        self._under_way = self._copies.copy_held()
+        taken = self._copies.copy_held(watches.keys())
+        self._under_way, self._later, self._put_off = taken.under_way, taken.later, frozenset(taken.put_off)
+        if taken.later or taken.put_off:
+            self.deferral = Deferral(
+                partial(self._copy_later, list(taken.put_off.values())),
+                [each.capture for each in taken.later],
+                on_host=[watches[leaf] for leaf in taken.put_off],
+                on_device=[watches[leaf] for each in taken.later for leaf in each.position],
+            )
         if not self.plan.passing:
             self._copies = None
-            self._arena.mark_touched()
+            if self.deferral is None:
+                self._arena.mark_touched()
+
+    def _copy_later(self, moves: Sequence[Move]) -> None:
+        copy_memory(moves)  # type: ignore[arg-type]
+        self._arena.mark_touched()
 
     def freeze(self) -> float:
-        """Block until every copy is final and the synchronous part is written; returns the stall in seconds.
+        """Block until every copy that is not deferred is final and the synchronous part is written; returns the stall
+        so far in seconds.
 
         Raises what a copy raised: the save fails then; and ``CkptError`` if the save fails while this waits for it.
         """
@@ -88,7 +117,7 @@ class Snapshot:
             self._settle()
             self._window.wait_written(self.plan.sync_turns)
         except BaseException as error:
-            self._window.close(error)
+            self.drop(error)
             raise
         finally:
             self._copies = None
@@ -110,9 +139,13 @@ class Snapshot:
             each.capture.wait()
 
     def stall(self) -> float:
-        """For how long the save has blocked training, in seconds; waits for ``freeze``."""
+        """For how long the save has blocked training, in seconds; waits until all of the state is frozen. Raises why
+        deferred copies are not to be used: ask before they are acknowledged."""
         self._frozen.wait()
-        return self._stall_seconds
+        if self.deferral is None:
+            return self._stall_seconds
+        self.deferral.wait()
+        return self._stall_seconds + self.deferral.blocked_seconds
 
     # -- the side that writes -------------------------------------------------------------------
     @contextmanager
@@ -134,7 +167,9 @@ class Snapshot:
         if unit.turn is not None:
             self._window.wait_copied(unit.turn)
             return
-        for each in self._under_way:
+        if self.deferral is not None and not unit.leaves.isdisjoint(self._put_off):
+            self.deferral.wait_for_host()
+        for each in (*self._under_way, *self._later):
             for leaf in unit.leaves:
                 position = each.position.get(leaf)
                 if position is not None:
@@ -147,12 +182,20 @@ class Snapshot:
     def drop(self, cause: BaseException | None = None) -> None:
         """Nobody will write what has not been written yet: lets go whoever waits for room in ``freeze``."""
         self._window.close(cause)
+        if self.deferral is not None:
+            self.deferral.call_off(cause or CkptError("the save was given up"))
 
     def wait(self) -> None:
         """For the end of a save, good or bad: ``drop``, then block until copies under way are final, and let go of
         the sources."""
         self.drop()
-        self._settle()
+        try:
+            self._settle()
+        finally:
+            for each in self._later:
+                each.capture.wait()
+            if self.deferral is not None:
+                self.deferral.settle()
 
 
 def take_snapshot(
@@ -164,11 +207,13 @@ def take_snapshot(
     arena: Arena,
     sync: Patterns | None = None,
     host_bytes_max: int | None = None,
+    deferred: bool = False,
 ) -> Snapshot:
     """Begin the snapshot of ``state`` and ``metadata``. ``Snapshot.freeze``, once the writer runs, ends it.
 
     Tensors whose names match ``sync`` are not held in memory but written while training is blocked. With a
     ``host_bytes_max`` (bytes) below the state nothing is held whole: what is written makes room for the rest.
+    If ``deferred``, what optimizers own may still have to be copied: ``Snapshot.deferral`` does that.
     Raises ``UnsupportedValue`` (path and type), ``InvalidInput`` for patterns or limits that cannot be meant, or
     ``OutOfSpace`` when host memory cannot hold the snapshot.
     """
@@ -176,13 +221,13 @@ def take_snapshot(
     patterns = as_patterns(sync, "sync")
     check_host_bytes_max(host_bytes_max)
     with held_back():
-        frozen = freeze_tree(state, families)
+        frozen = planner.freeze(state, families)
         frozen_metadata = freeze_metadata(metadata)
         chosen = _chosen(frozen, patterns)
-        plan = planner.plan(frozen.leaves, sync=chosen, host_bytes_max=host_bytes_max)
+        plan = planner.plan(frozen, sync=chosen, host_bytes_max=host_bytes_max)
         arena.reserve(plan.arena_bytes)
         snapshot = Snapshot(frozen, frozen_metadata, plan, arena, began)
-        snapshot.take()
+        snapshot.take(watch_owned(frozen.leaves, frozen.owners, families) if deferred else {})
     return snapshot
 
 
@@ -209,6 +254,6 @@ def plan_state(
 ) -> SavePlan:
     """Plan a state without copying it, so that the arena can be mapped and touched ahead of the first save."""
     check_host_bytes_max(host_bytes_max)
-    frozen = freeze_tree(state, families)
+    frozen = planner.freeze(state, families)
     chosen = _chosen(frozen, as_patterns(sync, "sync"))
-    return planner.plan(frozen.leaves, sync=chosen, host_bytes_max=host_bytes_max)
+    return planner.plan(frozen, sync=chosen, host_bytes_max=host_bytes_max)
