@@ -20,6 +20,7 @@ import ckptfmt
 from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.families import Families
+from ckptfmt.engine.save.snapshot import Planner, take_snapshot
 from ckptfmt.errors import BackendError, CkptError, InvalidInput, Unavailable
 from ckptfmt.testing.faults import Fault, FaultyBackend
 
@@ -350,16 +351,14 @@ def test_patterns_that_are_none_are_refused(wrong: Any) -> None:
 
 
 def test_one_planner_keeps_a_plan_for_each_way_of_saving() -> None:
-    from ckptfmt.engine.save.freeze import freeze_tree
-    from ckptfmt.engine.save.snapshot import Planner
+    planner, arena, state = Planner(), Arena(), big()
 
-    planner = Planner()
-    leaves = freeze_tree(big(), families()).leaves
-    whole = planner.plan(leaves)
-    partial = planner.plan(leaves, sync=frozenset({0}))
-    staged = planner.plan(leaves, host_bytes_max=WINDOW)
-    assert len({id(plan) for plan in (whole, partial, staged)}) == 3
-    assert planner.plan(leaves) is whole
-    assert planner.plan(leaves, sync=frozenset({0})) is partial
-    assert planner.plan(leaves[:1]) is not whole
-    assert planner.plan(leaves) is not whole  # the structure changed in between
+    def plan(state: Any = state, **mode: Any) -> Any:
+        return take_snapshot(state, None, families=families(), planner=planner, arena=arena, **mode).plan
+
+    whole, partial, staged = plan(), plan(sync="a"), plan(host_bytes_max=WINDOW)
+    assert len({id(made) for made in (whole, partial, staged)}) == 3
+    assert plan() is whole
+    assert plan(sync="a*") is partial
+    assert plan({"a": state["a"]}) is not whole
+    assert plan() is not whole  # the structure changed in between
