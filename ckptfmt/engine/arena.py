@@ -101,9 +101,21 @@ class Arena:
     def view(self, offset: int, nbytes: int) -> memoryview:
         return self._view[offset : offset + nbytes]
 
-    def mark_touched(self) -> None:
-        """The whole region has been written to by its user."""
-        self._touched = self._view.nbytes
+    def mark_touched(self, nbytes: int) -> None:
+        """The first ``nbytes`` have been written to by the region's user."""
+        self._touched = max(self._touched, nbytes)
+
+    def trim(self, nbytes: int) -> None:
+        """Give the memory beyond ``nbytes`` back to the system, for a user who is to take no more."""
+        keep = -(-nbytes // HUGE_PAGE) * HUGE_PAGE
+        region = self._view.obj
+        if keep >= self._view.nbytes or not isinstance(region, mmap.mmap) or self._owner_pid != os.getpid():
+            return
+        if self._unpin is not None:  # what is pinned cannot be taken apart
+            self.drop()
+            return
+        region.madvise(mmap.MADV_DONTNEED, keep, self._view.nbytes - keep)
+        self._touched = min(self._touched, keep)
 
     def drop(self) -> None:
         """Unpin and forget the region; it is unmapped when its last view goes away."""
@@ -122,7 +134,7 @@ def check_memory(needed: int) -> None:
     if free is not None and needed > free:
         raise OutOfSpace(
             f"a snapshot needs {needed} more bytes of host memory but only {free} are available; "
-            "nothing was saved; free memory, or save a smaller state",
+            "nothing was saved; free memory, or let saves take less of it (host_bytes_max, sync)",
             needed=needed,
             free=free,
             kind="host_memory",

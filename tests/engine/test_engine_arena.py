@@ -35,6 +35,24 @@ def test_it_grows_only_when_it_has_to_and_keeps_its_address() -> None:
     assert arena.nbytes == 0
 
 
+def test_what_is_trimmed_goes_back_and_can_be_used_again() -> None:
+    arena = Arena()
+    arena.reserve(8 << 20)
+    arena.view(0, 8 << 20)[:] = b"x" * (8 << 20)
+    arena.mark_touched(8 << 20)
+    arena.trim((3 << 20) + 1)
+    assert bytes(arena.view((4 << 20) - 1, 2)) == b"x\0"  # anonymous memory given back reads as zeros
+    assert bytes(arena.view((8 << 20) - 1, 1)) == b"\0"
+    where = address_of(arena.view(0, 1))
+    assert not arena.reserve(8 << 20)
+    arena.populate()
+    assert address_of(arena.view(0, 1)) == where
+    arena.trim(8 << 20)
+    arena.drop()
+    arena.trim(0)
+    assert arena.nbytes == 0
+
+
 def test_too_much_is_refused_before_anything_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arenas, "available_memory", lambda: 1000)
     arena = Arena()
@@ -64,6 +82,10 @@ def test_each_region_is_pinned_once_and_unpinned_before_it_goes() -> None:
     arena.drop()
     arena.drop()
     assert log == ["pin 4096", "unpin 4096", "pin 8192", "unpin 8192"]
+    arena.reserve(8 << 20)
+    arena.trim(1 << 20)
+    assert arena.nbytes == 0
+    assert log[4:] == [f"pin {8 << 20}", f"unpin {8 << 20}"]
 
 
 def test_a_refused_pin_is_said_and_survived(caplog: pytest.LogCaptureFixture) -> None:

@@ -100,11 +100,11 @@ class Snapshot:
         if not self.plan.passing:
             self._copies = None
             if self.deferral is None:
-                self._arena.mark_touched()
+                self._arena.mark_touched(self.plan.arena_bytes)
 
     def _copy_later(self, moves: Sequence[Move]) -> None:
         copy_memory(moves)  # type: ignore[arg-type]
-        self._arena.mark_touched()
+        self._arena.mark_touched(self.plan.arena_bytes)
 
     def freeze(self) -> float:
         """Block until every copy that is not deferred is final and the synchronous part is written; returns the stall
@@ -129,7 +129,7 @@ class Snapshot:
         while self._copies is not None:
             units = self._window.next_units()
             if not units:
-                self._arena.mark_touched()
+                self._arena.mark_touched(self.plan.arena_bytes)
                 return
             self._copies.copy_units(units)
             self._window.copied(len(units))
@@ -225,6 +225,8 @@ def take_snapshot(
         frozen_metadata = freeze_metadata(metadata)
         chosen = _chosen(frozen, patterns)
         plan = planner.plan(frozen, sync=chosen, host_bytes_max=host_bytes_max)
+        if plan.passing:
+            arena.trim(plan.arena_bytes)
         arena.reserve(plan.arena_bytes)
         snapshot = Snapshot(frozen, frozen_metadata, plan, arena, began)
         snapshot.take(watch_owned(frozen.leaves, frozen.owners, families) if deferred else {})
