@@ -11,6 +11,7 @@ import torch
 
 from ckptfmt.errors import CkptError, InvalidInput
 from ckptfmt.torch.cuda import DeviceTransfers, capture_from_device, fill_from_host
+from ckptfmt.torch.pieces import piece_of
 from ckptfmt.torch.pinning import register
 
 CPU = torch.device("cpu")
@@ -270,3 +271,21 @@ def test_a_real_device_captures_what_was_there_at_the_call(family: Any) -> None:
     for value, saved in zip(values, before, strict=True):
         assert torch.equal(value.cpu(), saved)
     undo()
+
+
+def test_pieces_of_a_tensor_arrive_each_in_its_place_dense_ones_without_a_copy_on_the_device() -> None:
+    runtime = LazyRuntime()
+    dense, strided = torch.arange(5000.0), torch.arange(6000.0).to(torch.bfloat16).reshape(60, 100).t()
+    for tensor in (dense, strided):
+        host = torch.zeros(tensor.numel(), dtype=tensor.dtype)
+        memory = memoryview(host.view(torch.uint8).numpy())
+        captures = []
+        for start in range(0, tensor.nbytes, 2048):
+            stop = min(start + 2048, tensor.nbytes)
+            piece = piece_of(tensor, start, stop)
+            assert piece.untyped_storage().nbytes() == (dense.nbytes if tensor is dense else stop - start)
+            captures.append(capture_from_device([(0, piece, memory[start:stop])], runtime))
+        assert not host.any()
+        for capture in captures:
+            capture.wait()
+        assert torch.equal(host.view(tensor.shape), tensor)
