@@ -71,6 +71,11 @@ class Arena:
     def nbytes(self) -> int:
         return self._view.nbytes
 
+    @property
+    def touched(self) -> int:
+        """How many bytes from the start are known to have been written to."""
+        return self._touched
+
     def reserve(self, nbytes: int) -> bool:
         """Make room for ``nbytes``; earlier content is lost if the region has to grow. Returns whether it grew.
 

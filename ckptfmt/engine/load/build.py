@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ckptfmt.engine.arena import map_memory
+from ckptfmt.engine.arena import address_of, map_memory
 from ckptfmt.engine.assemble import assemble
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.read import ReadPlan, StoredBox, plan_reads, read_regions
+from ckptfmt.engine.read import ReadPlan, StoredBox, plan_reads, read_regions, show_regions, verify_shown
 from ckptfmt.engine.stored import Stored
-from ckptfmt.errors import UnsupportedValue
+from ckptfmt.errors import BackendError, UnsupportedValue
 from ckptfmt.format import tree
 from ckptfmt.ports.arrays import ArrayFamily, LeafSpec
+
+log = logging.getLogger("ckptfmt")
 
 Key = tuple[str, int]
 """Stored name, and rank or -1."""
@@ -27,6 +30,7 @@ class Memory:
 
     def __init__(self, plan: ReadPlan, memory: memoryview) -> None:
         self._memory = memory
+        self._base = address_of(memory)
         self._packs: dict[str, tuple[list[int], list[int]]] = {}
         """For each pack the offsets of its regions, and how far from them their bytes lie in memory."""
         for region in plan.regions:
@@ -45,9 +49,13 @@ class Memory:
         assemble(whole, stored.shape, stored.dtype, parts)
         return whole
 
-    def _view(self, box: StoredBox) -> memoryview:
+    def address(self, box: StoredBox) -> int:
+        """Where the bytes of a box lie, as long as this memory is held."""
         starts, shifts = self._packs[box.pack]
-        at = box.offset + shifts[bisect_right(starts, box.offset) - 1]
+        return self._base + box.offset + shifts[bisect_right(starts, box.offset) - 1]
+
+    def _view(self, box: StoredBox) -> memoryview:
+        at = self.address(box) - self._base
         return self._memory[at : at + box.nbytes]
 
 
@@ -60,11 +68,30 @@ def read_entries(
     progress: Callable[[int], None] | None = None,
 ) -> Memory:
     """Read ``entries`` whole, each stored tensor once."""
-    unique = list({(entry.name, entry.rank): entry for entry in entries}.values())
-    plan = plan_reads(chain.from_iterable([entry.boxes for entry in unique]))
+    plan = _plan(entries)
     target = memory(plan.memory_bytes) if plan.memory_bytes else memoryview(bytearray())
     read_regions(opened.site.backend, plan, target, verify=verify, progress=progress)
     return Memory(plan, target)
+
+
+def show_entries(opened: Opened, entries: Sequence[Stored]) -> Memory | None:
+    """``entries``, verified, where the host has their bytes and keeps them: only to be copied from. None: read them."""
+    backend = opened.site.backend
+    plan = _plan(entries)
+    shown = show_regions(backend, plan)
+    if shown is None:
+        return None
+    try:
+        verify_shown(plan, shown)
+    except BackendError as error:
+        log.info("%s: what the page cache held cannot be kept there: %s", opened.name, error)
+        return None  # reading it says what is wrong with it
+    return Memory(plan, shown.memory)
+
+
+def _plan(entries: Sequence[Stored]) -> ReadPlan:
+    unique = list({(entry.name, entry.rank): entry for entry in entries}.values())
+    return plan_reads(chain.from_iterable([entry.boxes for entry in unique]))
 
 
 def wanted_entries(opened: Opened, nodes: Sequence[tree.Node], rank: int) -> list[Stored]:

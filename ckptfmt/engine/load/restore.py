@@ -16,7 +16,7 @@ from ckptfmt.engine.arena import Arena, address_of, map_memory
 from ckptfmt.engine.assemble import cut
 from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.families import Families
-from ckptfmt.engine.load.build import Builder, Memory, read_entries, wanted_entries
+from ckptfmt.engine.load.build import Builder, Memory, read_entries, show_entries, wanted_entries
 from ckptfmt.engine.load.decisions import Apply, Fill, RestorePlan
 from ckptfmt.engine.load.match import Matcher
 from ckptfmt.engine.load.names import Rename, Selection, rename_nodes
@@ -113,8 +113,7 @@ def _execute(
     _check(plan, values)
     changed: list[str] = []
     if options.atomic and _fits(plan, options):
-        target = map_memory if arena is None else _arena_memory(arena)
-        _fill(plan.fills, read_entries(opened, [fill.row for fill in plan.fills], memory=target))
+        _fill(plan.fills, _verified(opened, plan.fills, arena))
     else:
         try:
             fill_through_window(opened, plan.fills, changed)
@@ -153,6 +152,20 @@ def _check(plan: RestorePlan, values: Sequence[Any]) -> None:
         raise Mismatch("the saved state does not fit the live objects; nothing was changed:", tuple(problems))
 
 
+def _verified(opened: Opened, fills: Sequence[Fill], arena: Arena | None) -> Memory:
+    """The bytes of all ``fills``, verified: in the arena, or without any memory where they are cached.
+
+    Fresh memory costs more than the bytes that are read into it; an arena that has been touched does not.
+    """
+    entries = [fill.row for fill in fills]
+    if arena is None or arena.touched < sum(row.nbytes for row in entries):
+        on_host = all(fill.family.host_address(fill.value) is not None for fill in fills)
+        shown = show_entries(opened, entries) if on_host else None
+        if shown is not None:
+            return shown
+    return read_entries(opened, entries, memory=map_memory if arena is None else _arena_memory(arena))
+
+
 def _arena_memory(arena: Arena) -> Callable[[int], memoryview]:
     def reserve(nbytes: int) -> memoryview:
         arena.reserve(nbytes)
@@ -166,14 +179,21 @@ def _fill(fills: Sequence[Fill], memory: Memory) -> None:
     moves: list[tuple[int, int, int]] = []
     moved: dict[int, tuple[ArrayFamily, list[Any]]] = {}
     others: dict[int, tuple[ArrayFamily, list[tuple[Any, memoryview]]]] = {}
+    cut_out: list[memoryview] = []
     for fill in fills:
-        if not fill.row.nbytes:
+        row = fill.row
+        if not row.nbytes:
             continue
-        host = cut(memory.bytes_of(fill.row), fill.row.shape, fill.row.dtype, fill.start, fill.size)
         address = None if fill.cast else fill.family.host_address(fill.value)
+        if address is not None and fill.size == row.shape and len(row.boxes) == 1:
+            moves.append((address, memory.address(row.boxes[0]), row.nbytes))
+            moved.setdefault(id(fill.family), (fill.family, []))[1].append(fill.value)
+            continue
+        host = cut(memory.bytes_of(row), row.shape, row.dtype, fill.start, fill.size)
         if fill.cast:
-            fill.family.fill_cast(fill.value, fill.row.dtype, host)
+            fill.family.fill_cast(fill.value, row.dtype, host)
         elif address is not None:
+            cut_out.append(host)
             moves.append((address, address_of(host), host.nbytes))
             moved.setdefault(id(fill.family), (fill.family, []))[1].append(fill.value)
         else:
