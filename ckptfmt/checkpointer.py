@@ -154,9 +154,10 @@ class Checkpointer:
         self._lease.last_step = step if self._lease.last_step is None else max(step, self._lease.last_step)
         try:
             self._freeze(snapshot, pending)
-        except Exception:
-            failure = pending.exception()  # writing meets the same error: it is told once
-            if failure is not None:
+        except BaseException as error:
+            snapshot.drop(error)
+            failure = pending.exception() if isinstance(error, Exception) else None
+            if failure is not None:  # writing meets the same error: it is told once
                 raise failure from failure.__cause__
             raise
         return pending

@@ -46,8 +46,9 @@ class Ownership:
     """Live tensors that nothing changes but their owner (an optimizer), which announces it: a snapshot may go on
     copying them until then."""
 
-    values: Callable[[], Sequence[Any]]
-    """All of them now. Their family describes them; what has no ``alias`` is not recognised in the saved state."""
+    values: Callable[[int], Sequence[Any]]
+    """All of them now but those in host memory of fewer bytes than that. Their family describes them; what has no
+    ``alias`` is not recognised in the saved state."""
     announce: Callable[[Callable[[], None]], Callable[[], None]]
     """``announce(before)`` has ``before()`` called by the updating thread ahead of every change, until the returned
     undo is called: by that thread, but not from within ``before``."""

@@ -17,7 +17,9 @@ from ckptfmt.torch.elements import EXACT_TYPES
 def ownership_of(optimizer: Optimizer) -> Ownership:
     """The parameters in the groups of ``optimizer`` and the tensors of its state."""
     return Ownership(
-        values=lambda: list(_values(optimizer)),
+        values=lambda host_bytes_min: [
+            value for value in _values(optimizer) if not value.is_cpu or value.nbytes >= host_bytes_min
+        ],
         announce=partial(_announce, optimizer),
         changes=lambda value: int(value._version),
     )

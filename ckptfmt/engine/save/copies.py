@@ -26,6 +26,10 @@ class UnderWay:
     position: dict[int, int]
     """Leaf index -> pair index in ``capture``."""
 
+    def final(self) -> bool:
+        """Whether all are final by now."""
+        return all(map(self.capture.ready, self.position.values()))
+
 
 @dataclass(frozen=True)
 class Taken:

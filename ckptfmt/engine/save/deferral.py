@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.save.freeze import FrozenLeaf
@@ -23,6 +23,9 @@ from ckptfmt.errors import InvalidInput, UnsupportedValue
 from ckptfmt.ports.arrays import Capture, Ownership
 
 log = logging.getLogger("ckptfmt")
+
+DEFERRED_BYTES_MIN: Final = 64 << 10
+"""Smaller tensors in host memory are copied at once: that takes no longer than to keep an eye on them."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def watch_owned(leaves: Sequence[FrozenLeaf], owners: Iterable[Ownership], famil
     """Leaf index -> watch, for every leaf that is exactly a tensor with an owner."""
     owner_of: dict[Hashable, Ownership] = {}
     for owner in owners:
-        for value in owner.values():
+        for value in owner.values(DEFERRED_BYTES_MIN):
             family = families.of(value)
             if family is not None:
                 try:
@@ -52,8 +55,8 @@ def watch_owned(leaves: Sequence[FrozenLeaf], owners: Iterable[Ownership], famil
                 if alias is not None:
                     owner_of[alias] = owner
     found: dict[int, Watch] = {}
-    for index, leaf in enumerate(leaves):
-        owner_found = owner_of.get(leaf.spec.alias) if leaf.spec.alias is not None else None
+    for index, leaf in enumerate(leaves if owner_of else ()):
+        owner_found = owner_of.get(leaf.spec.alias)
         if owner_found is not None:
             found[index] = Watch(leaf.name, leaf.value, owner_found, owner_found.changes(leaf.value))
     return found

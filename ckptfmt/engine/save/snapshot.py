@@ -89,13 +89,14 @@ class Snapshot:
         if self._copies is None:
             raise AssertionError("a snapshot is taken once")
         taken = self._copies.copy_held(watches.keys())
-        self._under_way, self._later, self._put_off = taken.under_way, taken.later, frozenset(taken.put_off)
-        if taken.later or taken.put_off:
+        self._under_way, self._put_off = taken.under_way, frozenset(taken.put_off)
+        self._later = [each for each in taken.later if not each.final()]
+        if self._later or self._put_off:
             self.deferral = Deferral(
                 partial(self._copy_later, list(taken.put_off.values())),
-                [each.capture for each in taken.later],
+                [each.capture for each in self._later],
                 on_host=[watches[leaf] for leaf in taken.put_off],
-                on_device=[watches[leaf] for each in taken.later for leaf in each.position],
+                on_device=[watches[leaf] for each in self._later for leaf in each.position],
             )
         if not self.plan.passing:
             self._copies = None
