@@ -7,7 +7,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint types contracts check bench dist clean
+.PHONY: help demo test test-slow rigs lint types contracts check bench dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test: $(VENV)/.installed-dev ## Run the tests
 test-slow: $(VENV)/.installed-dev ## Run the tests that need much time or memory
 	$(PY) -m pytest -m slow $(ARGS)
 
+rigs: $(VENV)/.installed-dev ## Run the tests on real disks: power cuts, failing and full ones (root; packages in .ci/run)
+	$(PY) -m pytest -m rig tests/rigs $(ARGS)
+
 lint: $(VENV)/.installed-dev ## Check style and formatting
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -52,7 +55,7 @@ contracts: $(VENV)/.installed-dev ## Check which room imports which
 dist: $(VENV)/.installed-dev ## Build sdist and wheel, and try the wheel in an empty environment
 	bash .ci/try-wheel $(PY)
 
-check: test test-slow lint types contracts dist demo ## What CI runs
+check: test test-slow rigs lint types contracts dist demo ## What CI runs
 
 bench: $(VENV)/.installed-bench ## Measure beside torch.save, safetensors, DCP and raw limits (under 15 minutes)
 	env -u PYTHONDONTWRITEBYTECODE $(PY) -m benchmarks.run $(ARGS)
