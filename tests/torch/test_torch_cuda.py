@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import ckptfmt
+from ckptfmt.engine.save.deferral import Deferral, Watch
 from ckptfmt.errors import CkptError, InvalidInput
 from ckptfmt.torch.cuda import DeviceTransfers, capture_from_device, fill_from_host
+from ckptfmt.torch.ownership import ownership_of
 from ckptfmt.torch.pieces import piece_of
 from ckptfmt.torch.pinning import register
 
@@ -207,6 +213,151 @@ def test_pairs_that_are_on_no_device_are_final(runtime: LazyRuntime) -> None:
     nothing.wait()
     nothing.fence()
     assert not runtime.main.queue
+
+
+# -- deferred freeze on a device ----------------------------------------------------------------------
+class Seen:
+    """A listener of a deferral."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.seconds = 0.0
+
+    def advance(self, stage: str) -> None:
+        self.stages.append(stage)
+
+    def blocked(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def began(self, generation_id: int) -> None:
+        raise AssertionError(generation_id)
+
+    succeeded = failed = began
+
+
+class SharedRuntime(LazyRuntime):
+    """Streams that several threads wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.RLock()
+        self.moving = threading.Event()
+
+    def synchronize(self, event: Event) -> None:
+        assert self.moving.wait(20)
+        with self.lock:
+            super().synchronize(event)
+
+    def passed(self, event: Event) -> bool:
+        return event.passed
+
+
+@dataclass
+class Deferred:
+    """Parameters of an optimizer on a device that stands still, and their deferred copies."""
+
+    runtime: SharedRuntime
+    net: torch.nn.Linear
+    optimizer: torch.optim.Optimizer
+    memory: list[bytearray]
+    deferral: Deferral
+    seen: Seen
+
+    def update(self, amount: float) -> None:
+        """A step on the device: it is enqueued, and torch counts the change at once."""
+        self.optimizer.step()
+        for parameter in self.net.parameters():
+            torch.autograd.graph.increment_version(parameter)
+            self.runtime.enqueue(lambda parameter=parameter: parameter.data.add_(amount))
+
+    def held(self) -> list[torch.Tensor]:
+        return [torch.frombuffer(m, dtype=torch.float32) for m in self.memory]
+
+
+@pytest.fixture
+def deferred() -> Iterator[Deferred]:
+    runtime, net = SharedRuntime(), torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    values = [parameter.detach() for parameter in net.parameters()]
+    memory = hosts(values)
+    owner = ownership_of(optimizer)
+    watches = [Watch(f"net.{i}", value, owner, owner.changes(value)) for i, value in enumerate(values)]
+    capture = capture_from_device(pairs(values, memory), runtime)
+    deferral, seen = Deferral(lambda: None, [capture], on_host=[], on_device=watches), Seen()
+    yield Deferred(runtime, net, optimizer, memory, deferral, seen)
+    runtime.moving.set()
+    deferral.settle()
+
+
+def test_a_step_makes_the_device_wait_and_not_the_host(deferred: Deferred) -> None:
+    before = [parameter.detach().clone().flatten() for parameter in deferred.net.parameters()]
+    deferred.deferral.start(deferred.seen)
+    for _ in range(2):
+        deferred.update(5.0)
+    assert deferred.seen.stages == []
+    assert len(deferred.optimizer._optimizer_step_pre_hooks) == 1
+    main = deferred.runtime.main
+    main.run_until(deferred.runtime.record(main))  # the device runs, and nobody has waited for the copies on the host
+    deferred.runtime.moving.set()
+    deferred.deferral.wait()
+    assert all(torch.equal(a, b) for a, b in zip(deferred.held(), before, strict=True))
+    for parameter, old in zip(deferred.net.parameters(), before, strict=True):
+        assert torch.allclose(parameter.detach().flatten(), old + 10)
+    assert deferred.seen.stages == ["frozen"]
+    assert deferred.seen.seconds < 0.1
+    assert deferred.deferral.lift()
+    assert not deferred.optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("then_step", [True, False])
+def test_an_unannounced_change_on_a_device_is_found(deferred: Deferred, then_step: bool) -> None:
+    deferred.deferral.start(deferred.seen)
+    torch.autograd.graph.increment_version(deferred.net.bias)
+    if then_step:
+        deferred.update(1.0)
+    deferred.runtime.moving.set()
+    with pytest.raises(InvalidInput, match=r"net\.1: changed while it was being copied"):
+        deferred.deferral.wait()
+    assert deferred.seen.stages == []
+
+
+def test_a_device_that_fails_is_the_failure_of_the_save_not_of_the_step(deferred: Deferred) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    deferred.deferral.start(deferred.seen)
+    deferred.runtime.wait_event = broken  # type: ignore[method-assign]
+    deferred.update(1.0)
+    deferred.runtime.moving.set()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        deferred.deferral.wait()
+    assert deferred.seen.stages == []
+
+
+def test_a_save_that_has_failed_calls_its_copies_off(deferred: Deferred) -> None:
+    deferred.deferral.call_off(ValueError("the disk is broken"))
+    deferred.deferral.start(deferred.seen)
+    assert not deferred.optimizer._optimizer_step_pre_hooks
+    with pytest.raises(ValueError, match="the disk is broken"):
+        deferred.deferral.wait_for_host()
+    deferred.deferral.before_update()
+    assert deferred.deferral.lift()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_real_device_defers_to_the_next_step(tmp_path: Path) -> None:
+    net = torch.nn.Linear(2048, 2048, device="cuda")
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    state = {"net": net, "optimizer": optimizer}
+    with ckptfmt.open(tmp_path) as repository, repository.checkpointer(freeze="deferred") as checkpointer:
+        for step in range(4):
+            net(torch.randn(64, 2048, device="cuda")).square().mean().backward()
+            before = [parameter.detach().clone() for parameter in net.parameters()]
+            pending = checkpointer.save(state, step=step)
+            optimizer.step()
+            assert pending is not None
+            saved = pending.result().load()["net"]
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(before, saved.values(), strict=True))
 
 
 class Cudart:
