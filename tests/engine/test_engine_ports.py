@@ -14,7 +14,7 @@ import pytest
 from ckptfmt import connect
 from ckptfmt.engine.families import Families
 from ckptfmt.errors import BackendError, SaveFailed
-from ckptfmt.ports.arrays import LeafSpec
+from ckptfmt.ports.arrays import Expansion, LeafSpec, Ownership
 from ckptfmt.repository import Repository
 from ckptfmt.testing.faults import Fault, FaultyBackend
 
@@ -23,6 +23,7 @@ class LateCapture:
     """Copies on a thread of its own, and not before ``go``: like a device that is behind."""
 
     def __init__(self, pairs: Sequence[tuple[Any, memoryview]], go: threading.Event) -> None:
+        self.fenced = False
         self._thread = threading.Thread(target=self._copy, args=(list(pairs), go))
         self._thread.start()
 
@@ -41,7 +42,37 @@ class LateCapture:
         self._thread.join()
 
     def fence(self) -> None:
-        pass
+        self.fenced = True
+
+
+class Updater:
+    """Alone changes ``values``, on a device that works in order: a change waits for the captures that were fenced."""
+
+    def __init__(self, family: ArrayFamilyOfTheStandardLibrary, values: list[Any]) -> None:
+        self.listeners: list[Callable[[], None]] = []
+        self.updates = 0
+        self._family = family
+        self._values = values
+
+    def announce(self, before: Callable[[], None]) -> Callable[[], None]:
+        self.listeners.append(before)
+        return lambda: self.listeners.remove(before)
+
+    def update(self) -> None:
+        for before in tuple(self.listeners):
+            before()
+        self.change()
+
+    def change(self) -> None:
+        self.updates += 1
+        for capture in self._family.captures:
+            if capture.fenced:
+                capture.wait()
+        for value in self._values:
+            value[:] = array.array("q", [number + 1 for number in value])
+
+    def owned(self) -> Ownership:
+        return Ownership(lambda _: self._values, self.announce, lambda _: self.updates)
 
 
 class ArrayFamilyOfTheStandardLibrary:
@@ -58,14 +89,17 @@ class ArrayFamilyOfTheStandardLibrary:
         return isinstance(value, array.array)
 
     def owns_object(self, value: Any) -> bool:
-        return False
+        return isinstance(value, Updater)
 
-    def expand(self, objects: Any, leaves: Any) -> list[Any]:
-        return []
+    def expand(self, objects: Any, leaves: Any) -> list[Expansion]:
+        return [
+            Expansion("stateful", "Updater", {"updates": each.updates}, live=False, owned=each.owned())
+            for _, each in objects
+        ]
 
     def describe(self, value: Any, path: str, known: LeafSpec | None = None) -> LeafSpec:
         shape = (len(value),)
-        return LeafSpec("int64", shape, (0,), shape, 8 * len(value))
+        return LeafSpec("int64", shape, (0,), shape, 8 * len(value), "replicated", id(value))
 
     def host_address(self, value: Any) -> int | None:
         return None
@@ -157,3 +191,42 @@ def test_a_failed_save_gives_the_arena_back_only_when_the_copies_have_ended(
         pending = ckpt.save({"a": second}, step=2)
         assert pending is not None
         assert pending.result().load() == {"a": second}
+
+
+def test_a_deferred_save_lets_a_foreign_optimizer_go_on(
+    tmp_path: Path, family: ArrayFamilyOfTheStandardLibrary
+) -> None:
+    """Only what it owns is deferred, and its device waits where the host does not."""
+    value, other = array.array("q", [1] * 100_000), array.array("q", [5] * 10)
+    updater = Updater(family, [value])
+    with repository(tmp_path) as repo, repo.checkpointer("run", freeze="deferred") as ckpt:
+        pending = ckpt.save({"other": other, "updater": updater}, step=1)
+        assert pending is not None
+        assert pending.stage != "freezing"
+        pending.result()
+        family.go.clear()
+        pending = ckpt.save({"value": value, "updater": updater}, step=2)
+        assert pending is not None
+        assert pending.stage == "freezing"
+        threading.Timer(0.3, family.go.set).start()
+        updater.update()
+        assert value[0] == 2
+        assert pending.stall_seconds < 0.2
+        assert pending.result().load()["value"] == array.array("q", [1] * 100_000)
+    assert not updater.listeners
+
+
+def test_a_change_that_was_not_announced_fails_a_deferred_save(
+    tmp_path: Path, family: ArrayFamilyOfTheStandardLibrary
+) -> None:
+    value = array.array("q", [1] * 100_000)
+    updater = Updater(family, [value])
+    with repository(tmp_path) as repo, repo.checkpointer("run", freeze="deferred") as ckpt:
+        family.go.clear()
+        pending = ckpt.save({"value": value, "updater": updater}, step=1)
+        assert pending is not None
+        updater.change()
+        threading.Timer(0.2, family.go.set).start()
+        updater.update()
+        with pytest.raises(SaveFailed, match="value: changed while it was being copied"):
+            pending.result()
