@@ -2,15 +2,13 @@
 
 - Every writing transaction is ``BEGIN IMMEDIATE``: plain ``BEGIN`` upgrades a read lock, and two of those
   deadlock into an immediate "database is locked".
-- A connection lives for one transaction (no pool): nothing is shared between threads, and nothing stays open
-  across a fork.
+- A connection belongs to one transaction at a time: nothing is shared between threads or across a fork.
 - Journal ``DELETE`` with ``synchronous=EXTRA``: a commit survives a power cut. Write-ahead logging is used only
   where its rare reset race is fixed (https://sqlite.org/wal.html, "The WAL-Reset Bug").
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import sqlite3
@@ -23,6 +21,7 @@ from urllib.parse import quote
 
 from ckptfmt.catalog.failures import is_busy, sqlite_code
 from ckptfmt.catalog.snapshot import SqliteSession
+from ckptfmt.catalog.spare import SpareConnection, never_close
 from ckptfmt.errors import CatalogError
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def _after_fork_in_child() -> None:
     global _forked_while_open
     for connection in _open_connections:
         _forked_while_open = True
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+        never_close(connection)
 
 
 if hasattr(os, "register_at_fork"):
@@ -70,16 +69,15 @@ class SqliteSessions:
         self.mode = mode
         self._busy_seconds = busy_seconds
         self._closed = False
+        self._spare = SpareConnection(path)
 
     @contextmanager
     def read(self) -> Iterator[SqliteSession]:
         """A consistent snapshot; nothing is held after the block."""
         self._check_usable()
-        connection = self._snapshot_begun()
-        try:
+        with self._ended(self._snapshot_begun()) as connection:
             yield SqliteSession(connection)
-        finally:
-            self._close(connection)
+            connection.execute("ROLLBACK")
 
     @contextmanager
     def write(self) -> Iterator[SqliteSession]:
@@ -87,12 +85,9 @@ class SqliteSessions:
         if self.mode == "ro":
             raise CatalogError(f"the catalog {self.path} was opened for reading: open the repository with mode='w'")
         self._check_usable()
-        connection = self._begun("BEGIN IMMEDIATE")
-        try:
+        with self._ended(self._begun("BEGIN IMMEDIATE")) as connection:
             yield SqliteSession(connection)
             connection.execute("COMMIT")
-        finally:
-            self._close(connection)  # rolls back what was not committed
 
     @contextmanager
     def alembic(self, *, write: bool) -> Iterator[Connection]:
@@ -112,8 +107,21 @@ class SqliteSessions:
             if write:
                 connection.commit()
 
+    @contextmanager
+    def _ended(self, connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+        """Keep the connection for the next transaction; after any exception close it, which rolls back."""
+        try:
+            yield connection
+        except BaseException:
+            self._close(connection)
+            raise
+        _open_connections.discard(connection)
+        if self._closed or not self._spare.keep(connection):
+            connection.close()
+
     def close(self) -> None:
         self._closed = True
+        self._spare.close()
 
     def choose_journal(self) -> None:
         """Set the journal mode of a new database, or leave write-ahead logging where it is not safe here."""
@@ -149,7 +157,10 @@ class SqliteSessions:
     def _connect(self, mode: FileMode | None = None) -> sqlite3.Connection:
         uri = f"file:{quote(str(self.path))}?mode={mode or self.mode}"
         # isolation_level None: the driver begins nothing by itself.
-        connection = sqlite3.connect(uri, uri=True, timeout=self._busy_seconds, isolation_level=None)
+        # One transaction after the other, perhaps of other threads: SQLite itself is built for that.
+        connection = sqlite3.connect(
+            uri, uri=True, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
+        )
         _open_connections.add(connection)
         try:
             if (mode or self.mode) != "ro":
@@ -178,7 +189,11 @@ class SqliteSessions:
         return self._begun("BEGIN")
 
     def _begun(self, begin: str) -> sqlite3.Connection:
-        connection = self._connect()
+        connection = self._spare.take()
+        if connection is None:
+            connection = self._connect()
+        else:
+            _open_connections.add(connection)
         try:
             self._begin(connection, begin)
         except BaseException:

@@ -211,14 +211,6 @@ def test_a_fork_in_the_middle_of_a_transaction_is_refused_and_harmless(url: str,
     assert raw("SELECT DISTINCT url FROM repositories", {}) == [("changed",)]
 
 
-def test_nothing_stays_open_between_calls(make_catalog: MakeCatalog, database: Path) -> None:
-    catalog = make_catalog()
-    Job.start(catalog).proven()
-    catalog.view("latest_committed")
-    descriptors = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-    assert [name for name in descriptors if name.startswith(str(database))] == []
-
-
 def test_a_reader_heals_what_a_killed_writer_left(database: Path, tmp_path: Path, make_catalog: MakeCatalog) -> None:
     """A hot journal: the half-written transaction is undone, also when the first to come opens read-only."""
     Job.start(make_catalog()).proven()
