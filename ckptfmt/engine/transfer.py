@@ -115,17 +115,17 @@ def copy_memory(moves: Sequence[tuple[int, int, int]]) -> None:
 def _batches(moves: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
     """Cut large moves and gather small ones into batches of about ``_COPY_BYTES``."""
     batch: list[tuple[int, int, int]] = []
-    filled = 0
-    for target, source, nbytes in moves:
-        done = 0
-        while done < nbytes:
-            take = min(nbytes - done, _COPY_BYTES - filled)
-            batch.append((target + done, source + done, take))
-            done += take
-            filled += take
-            if filled == _COPY_BYTES:
-                yield batch
-                batch, filled = [], 0
+    room = _COPY_BYTES
+    for move in moves:
+        target, source, nbytes = move
+        while nbytes >= room:
+            batch.append((target, source, room))
+            yield batch
+            target, source, nbytes = target + room, source + room, nbytes - room
+            batch, room, move = [], _COPY_BYTES, (target, source, nbytes)
+        if nbytes:
+            batch.append(move)
+            room -= nbytes
     if batch:
         yield batch
 

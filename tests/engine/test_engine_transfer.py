@@ -77,7 +77,16 @@ def test_an_interrupt_waits_for_the_threads_that_use_the_callers_memory(monkeypa
     assert finished == [True]
 
 
-@pytest.mark.parametrize("sizes", [[0, 1, 3], [transfer._COPY_BYTES + 5, 7], [5] * 1000])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [0, 1, 3],
+        [transfer._COPY_BYTES + 5, 7],
+        [5] * 1000,
+        [transfer._COPY_BYTES - 1, 1, 4],
+        [2, 2 * transfer._COPY_BYTES, 9],
+    ],
+)
 def test_copies_arrive_whole(sizes: list[int]) -> None:
     rng = np.random.default_rng(1)
     sources = [rng.integers(0, 255, size, dtype=np.uint8) for size in sizes]
