@@ -74,7 +74,9 @@ class Decoder:
         for pair in payload:
             if type(pair) is not list or len(pair) != 2:
                 raise malformed(tag, "an item is no pair")
-            key = self.node(pair[0], depth + 1)
+            key = pair[0]
+            if type(key) is not str:  # nearly every key is one and stands for itself
+                key = self.node(key, depth + 1)
             try:
                 twice = key in into
             except TypeError:

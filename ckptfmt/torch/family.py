@@ -60,11 +60,11 @@ class TorchFamily:
             dtype = value.dtype
             size = value.shape
             address = value.data_ptr()
-            dense = value.is_contiguous() and value.is_cpu and not is_lazy_view(value)
+            dense = value.is_contiguous() and value.is_cpu and not value.is_neg()
         except RuntimeError:
             raise refusal(value, path) from None
         name = NAMES.get(dtype)
-        if not dense or name is None or not address:
+        if not dense or name is None or not address or (dtype.is_complex and value.is_conj()):
             return _described(value, path, known)
         if kind is torch.nn.Parameter:
             flags = _PARAMETER[value.requires_grad]
@@ -139,9 +139,8 @@ class TorchFamily:
         if type(value) not in EXACT_TYPES or NAMES.get(value.dtype) != dtype:
             return None
         try:
-            if not value.is_cpu or value.shape != shape or not value.is_contiguous() or is_lazy_view(value):
-                return None
-            return value.data_ptr() or None
+            dense = value.is_cpu and value.is_contiguous() and not (value.is_neg() or value.is_conj())
+            return value.data_ptr() or None if dense and value.shape == shape else None
         except RuntimeError:  # sparse, nested, or of a running transform: ``describe`` says so
             return None
 

@@ -21,9 +21,6 @@ from ckptfmt.ports.arrays import ArrayFamily, LeafSpec
 
 log = logging.getLogger("ckptfmt")
 
-Key = tuple[str, int]
-"""Stored name, and rank or -1."""
-
 
 class Memory:
     """Host bytes of tensors that were read: whole, in C order."""
@@ -42,8 +39,11 @@ class Memory:
         """The tensor's bytes; one that is stored in several boxes is put together first."""
         if not stored.nbytes:
             return memoryview(bytearray())
-        if len(stored.boxes) == 1:
-            return self._view(stored.boxes[0])
+        if len(stored.boxes) == 1:  # nearly always, so without a detour
+            box = stored.boxes[0]
+            starts, shifts = self._packs[box.pack]
+            at = box.offset + shifts[bisect_right(starts, box.offset) - 1]
+            return self._memory[at : at + box.nbytes]
         whole = map_memory(stored.nbytes)[: stored.nbytes]
         parts = [(box.start, box.size, self._view(box)) for box in stored.boxes if box.nbytes]
         assemble(whole, stored.shape, stored.dtype, parts)
@@ -96,15 +96,16 @@ def _plan(entries: Sequence[Stored]) -> ReadPlan:
 
 def wanted_entries(opened: Opened, nodes: Sequence[tree.Node], rank: int) -> list[Stored]:
     """The stored tensors that ``nodes`` refer to, looking into the rank's slots; each once."""
-    found: dict[Key, Stored] = {}
+    found: dict[str, Stored] = {}
+    find = opened.stored.find
     todo = list(nodes)
     while todo:
         for tag, name in tree.references(todo.pop()):
             if tag == "per_rank":
                 todo.append(opened.slot(tree.per_rank(name), rank))
             else:
-                entry = opened.tensor(name, rank)
-                found.setdefault((entry.name, entry.rank), entry)
+                stored = find(name, rank)
+                found[stored.name] = stored
     return list(found.values())
 
 
@@ -133,6 +134,7 @@ class Builder:
         device: Any | None = None,
     ) -> None:
         self._opened = opened
+        self._find = opened.stored.find
         self._families = families
         self._memory = memory
         self._rank = rank
@@ -147,7 +149,7 @@ class Builder:
         if tag == "per_rank":
             return self.value(self._opened.slot(tree.per_rank(payload), self._rank))
         name, flags = (payload, ()) if type(payload) is str else tree.split_reference(payload)
-        stored = self._opened.stored.find(name, self._rank)
+        stored = self._find(name, self._rank)
         kind = self._kinds.get((tag, flags))
         if kind is None:
             kind = self._kinds[tag, flags] = self._kind(tag, flags, stored)

@@ -25,6 +25,8 @@ class Fill(msgspec.Struct, frozen=True, eq=False, gc=False):
     start: tuple[int, ...]
     size: tuple[int, ...]
     cast: bool
+    address: int | None
+    """Where its bytes lay in host memory, dense and as they are stored, when this was decided; else None."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,3 @@ class RestorePlan:
     def settled(self) -> int:
         """How many live names have found something saved, or were left out on purpose."""
         return len(self.loaded) + len(self.skipped) + len(self.problems)
-
-
-def same_bytes(one: Fill, other: Fill) -> bool:
-    """Whether two fills of one live tensor bring the same: one stored tensor, or two of equal digests."""
-    if (one.start, one.row.dtype) != (other.start, other.row.dtype):
-        return False
-    if (one.row.name, one.row.rank) == (other.row.name, other.row.rank):
-        return True
-    return [(box.start, box.digests) for box in one.row.boxes] == [(box.start, box.digests) for box in other.row.boxes]

@@ -55,14 +55,16 @@ def _load_state(
     for tree_of in (opened.common, *opened.slots(rank).values()):
         check_depth(tree_of)
     root = opened.common if subtree is None else _subtree(opened, subtree, rank)
-    node = Pruner(selection.wants, lambda slot: opened.slot(slot, rank)).prune(root)
+    node = root if selection.everything else Pruner(selection.wants, lambda slot: opened.slot(slot, rank)).prune(root)
     entries = [] if node is UNSET else wanted_entries(opened, [node], rank)
     if not selection.everything and not entries and wanted_entries(opened, [root], rank):
         raise Mismatch(
             f"{opened.name}: no tensor matches {selection}; see `ckptfmt inspect`",
             kind="nothing_loaded",
         )
-    families = families_for(framework, saved_torch=mentions_torch(node))
+    # What is left of a tree has this rank's slots in place; the whole still refers to them.
+    nodes = [node, *opened.slots(rank).values()] if node is opened.common else [node]
+    families = families_for(framework, saved_torch=any(map(mentions_torch, nodes)))
     memory = read_entries(opened, entries, verify=verify)
     return Builder(opened, families, memory, rank=rank, framework=framework, device=device).value(node)
 

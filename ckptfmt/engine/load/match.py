@@ -6,13 +6,14 @@ an object's ``load_state_dict``, assigned into its container, or reported as a d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptfmt.engine.families import Families
-from ckptfmt.engine.load.decisions import Apply, Assign, Fill, RestorePlan, Setter, same_bytes
+from ckptfmt.engine.load.decisions import Apply, Assign, Fill, RestorePlan, Setter
 from ckptfmt.engine.load.names import NodeMap, Selection, leaf_paths
 from ckptfmt.engine.load.nodes import UNSET, describe, items_of, key_of, pairs_of, state_of, tensor_name
+from ckptfmt.engine.load.ties import Ties, same_bytes
 from ckptfmt.engine.opened import Opened
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format import tree
@@ -42,8 +43,7 @@ class Matcher:
         self._selection = selection
         self._renamed = renamed
         self._used: set[str] = set()
-        self._at_address: dict[int, Fill] = {}
-        self._tied: dict[Hashable, Fill] = {}
+        self._ties = Ties()
         self.plan = RestorePlan()
 
     def run(self, live: Any) -> RestorePlan:
@@ -89,18 +89,34 @@ class Matcher:
             )
         return self._scalar(node, path, put)
 
-    def _fits(self, node: tree.Node, live: Any, path: str) -> bool:
-        """Settle the common case at a glance, once for every tensor of a model: dense host memory where a tensor of
-        this dtype and shape was saved. False leaves everything to ``_visit``."""
-        family, name = self._families.of(live), tensor_name(node)
-        if family is None or name is None or self._renamed is not None or not self._selection.wants(path):
-            return False
-        row = self._opened.stored.find(name, self._rank)
-        address = family.takes(live, row.dtype, row.shape)
-        if address is None:
-            return False
-        self._add(Fill(path, live, family, row, (0,) * len(row.shape), row.shape, False), address, None)
-        return True
+    def _others(
+        self, items: Iterable[tuple[Any, Any]], nodes: Iterable[tree.Node], path: str
+    ) -> Iterator[tuple[tree.Node, Any, Any, str]]:
+        """Settle what is settled at a glance: dense host memory where a whole tensor of this dtype and shape was saved,
+        as nearly all of a model is. Yield (node, key, live value, path) of everything else, in order.
+
+        This loop is run for every tensor of a state: it keeps at hand what it needs.
+        """
+        at_a_glance = self._renamed is None and self._selection.everything
+        family_of, find, rank = self._families.of, self._opened.stored.find, self._rank
+        fills, loaded, at_address = self.plan.fills, self.plan.loaded, self._ties.at_address
+        prefix = f"{path}." if path else ""
+        for (key, live), node in zip(items, nodes, strict=True):
+            where = prefix + (key if type(key) is str and key.isascii() else tree.component(key))
+            name = tensor_name(node) if at_a_glance else None
+            family = None if name is None else family_of(live)
+            if name is not None and family is not None:
+                row = find(name, rank)
+                address = family.takes(live, row.dtype, row.shape)
+                if address is not None:
+                    fill = Fill(where, live, family, row, (0,) * len(row.shape), row.shape, False, address)
+                    if at_address.setdefault(address, fill) is fill:
+                        fills.append(fill)
+                        loaded.append(where)
+                    else:
+                        self._add(fill, None)
+                    continue
+            yield node, key, live, where
 
     def _own_rank(self, node: tree.Node) -> tree.Node:
         return self._opened.slot(node, self._rank)
@@ -135,7 +151,7 @@ class Matcher:
         if reason is not None:
             plan.problems.append(reason)
             return None
-        row = self._opened.tensor(name, self._rank)
+        row = self._opened.stored.find(name, self._rank)
         spec = family.describe(live, path)
         whole = spec.global_shape if box is None else tuple(box.global_shape)
         start = spec.start if box is None else tuple(box.offsets)
@@ -146,12 +162,11 @@ class Matcher:
         if cast and not self._cast:
             plan.problems.append(f"{path}: saved dtype {row.dtype}, live dtype {spec.dtype} (cast=True converts)")
             return None
-        address = None if spec.alias is None else family.host_address(live)
-        return self._add(Fill(path, live, family, row, start, spec.size, cast), address, spec.alias)
+        return self._add(Fill(path, live, family, row, start, spec.size, cast, spec.address), spec.alias)
 
-    def _add(self, fill: Fill, address: int | None, alias: Hashable | None) -> None:
+    def _add(self, fill: Fill, alias: Hashable | None) -> None:
         plan = self.plan
-        first = self._first_of(fill, address, alias)
+        first = self._ties.first(fill, alias)
         if first is fill:
             plan.fills.append(fill)
         elif not same_bytes(first, fill):
@@ -163,17 +178,6 @@ class Matcher:
         if fill.cast:
             plan.cast.append(fill.path)
         return None
-
-    def _first_of(self, fill: Fill, address: int | None, alias: Hashable | None) -> Fill:
-        """The first fill of this very live tensor: ``fill`` itself, unless two names are tied here. Only of those
-        that begin at one address is it asked whether they are all of the same bytes."""
-        if address is not None:
-            first = self._at_address.setdefault(address, fill)
-            if first is fill:
-                return fill
-            self._tied.setdefault(first.family.describe(first.value, first.path).alias, first)
-            alias = fill.family.describe(fill.value, fill.path).alias
-        return fill if alias is None else self._tied.setdefault(alias, fill)
 
     def _scalar(self, node: tree.Node, path: str, put: Setter, saved_path: str | None = None) -> None:
         if node is UNSET:
@@ -260,11 +264,10 @@ class Matcher:
         if pairs is None:
             self.plan.problems.append(f"{path or 'the state'}: a mapping here, but saved was {describe(node)}")
             return
-        saved = {key_of(key): child for key, child in pairs}
-        for key, value in live.items():
-            child, where = saved.pop(key, UNSET), tree.join(path, key)
-            if not self._fits(child, value, where):
-                self._visit(child, value, where, _item_setter(put_item, key))
+        saved = {key if type(key) is str else key_of(key): child for key, child in pairs}
+        nodes = [saved.pop(key, UNSET) for key in live]
+        for child, key, value, where in self._others(live.items(), nodes, path):
+            self._visit(child, value, where, _item_setter(put_item, key))
         origin = path if self._renamed is None else self._renamed.origins.get(path, path)
         for key, child in saved.items():
             where = tree.join(path, key)
@@ -288,10 +291,8 @@ class Matcher:
             saved = f"a list of {len(node)}" if isinstance(node, list) else describe(node)
             self.plan.problems.append(f"{path or 'the state'}: a list of {len(live)} here, but saved was {saved}")
             return None
-        for number, (child, value) in enumerate(zip(items, list(live), strict=True)):
-            where = tree.join(path, number)
-            if not self._fits(child, value, where):
-                self._visit(child, value, where, _item_setter(live.__setitem__, number))
+        for child, number, value, where in self._others(enumerate(live), items, path):
+            self._visit(child, value, where, _item_setter(live.__setitem__, number))
         return None
 
     def _tuple(self, node: tree.Node, live: tuple[Any, ...], path: str, put: Setter) -> None:
@@ -304,8 +305,8 @@ class Matcher:
             return None
         new = list(live)
         before = len(self.plan.assigns)
-        for number, (child, value) in enumerate(zip(items, live, strict=True)):
-            self._visit(child, value, tree.join(path, number), _item_setter(new.__setitem__, number))
+        for child, number, value, where in self._others(enumerate(live), items, path):
+            self._visit(child, value, where, _item_setter(new.__setitem__, number))
         if len(self.plan.assigns) > before:
             self.plan.finish.append(lambda: put(tuple(new)))
         return None

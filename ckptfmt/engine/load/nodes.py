@@ -112,11 +112,8 @@ def with_pairs(node: tree.Node, pairs: list[Any]) -> tree.Node:
 
 def tensor_name(node: tree.Node) -> str | None:
     """Name of the tensor that ``node`` refers to, or None if it is no reference."""
-    if type(node) is not dict or len(node) != 1:
-        return None
-    payload = node.get("tensor") or node.get("array")
-    if type(payload) is str:
-        return payload
+    if type(node) is dict and type(payload := node.get("tensor")) is str and len(node) == 1:
+        return payload  # asked of every leaf
     tag = tag_of(node)
     return tree.split_reference(node[tag])[0] if tag in ("tensor", "array") else None
 

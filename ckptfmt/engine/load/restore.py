@@ -159,7 +159,7 @@ def _verified(opened: Opened, fills: Sequence[Fill], arena: Arena | None) -> Mem
     """
     entries = [fill.row for fill in fills]
     if arena is None or arena.touched < sum(row.nbytes for row in entries):
-        on_host = all(fill.family.host_address(fill.value) is not None for fill in fills)
+        on_host = all(fill.address is not None or not fill.row.nbytes for fill in fills)
         shown = show_entries(opened, entries) if on_host else None
         if shown is not None:
             return shown
