@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
-from typing import Annotated, Any, Final, Literal
+from operator import mul
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 import zstandard
 
 from ckptfmt.errors import FormatError, InvalidInput, UnsupportedVersion, Unverifiable
-from ckptfmt.format import checksum, strict_json, tables
-from ckptfmt.format.dtypes import dtype
+from ckptfmt.format import checksum, strict_json, tables, written
 from ckptfmt.format.tables import BoxTable, PackRow, TensorTable
-from ckptfmt.format.tree_walk import Mark, mark_name, parse_node
+from ckptfmt.format.tree_walk import mark_name, parse_node
 from ckptfmt.format.tree_walk import marks as find_marks
 from ckptfmt.format.verdict import VERSION, Count, Hex128, Positive, Time, Uuid
 
@@ -51,21 +52,6 @@ class Trees(msgspec.Struct, kw_only=True):
     per_rank: dict[str, dict[str, Any]] = {}
 
 
-@dataclass(frozen=True)
-class TreeMarks:
-    """References and per-rank slots of the common tree, and by rank of all its slots' trees."""
-
-    common: list[Mark]
-    slots: dict[str, list[Mark]]
-
-    @classmethod
-    def of(cls, trees: Trees) -> TreeMarks:
-        slots = {
-            rank: [m for node in nodes.values() for m in find_marks(node)] for rank, nodes in trees.per_rank.items()
-        }
-        return cls(list(find_marks(trees.common)), slots)
-
-
 class Shared(msgspec.Struct, kw_only=True):
     """What manifests and parts have in common. ``created_at`` is when the snapshot was frozen (RFC 3339 UTC)."""
 
@@ -92,6 +78,9 @@ class Shared(msgspec.Struct, kw_only=True):
     """The user's own facts, as a state tree without tensors."""
 
 
+SharedT = TypeVar("SharedT", bound=Shared)
+
+
 class Manifest(Shared, kw_only=True):
     """A whole generation. ``parent`` is the key of the generation that this one continued."""
 
@@ -106,16 +95,25 @@ class Manifest(Shared, kw_only=True):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, each counted once."""
-        widths = {name: dtype(name).itemsize for name in set(self.tensors.dtype)}
-        return sum(
-            widths[self.tensors.dtype[i]] * prod(n) for i, n in zip(self.boxes.tensor, self.boxes.size, strict=True)
-        )
+        widths = list(tables.itemsizes(self.tensors))
+        return sum(map(mul, map(prod, self.boxes.size), map(widths.__getitem__, self.boxes.tensor)))
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A manifest that ``validate`` has passed and nobody has changed since. Only such a one is ever written."""
+
+    manifest: Manifest
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the stored bytes of a manifest. Refuses (``FormatError``) one that a reader would refuse."""
-    validate(manifest)
-    return zstandard.ZstdCompressor(level=3, write_checksum=False).compress(to_json(manifest, "the manifest"))
+    return encode_sound(validate(manifest))
+
+
+def encode_sound(sound: Sound) -> bytes:
+    """Return the stored bytes of a manifest without checking it a second time."""
+    return zstandard.ZstdCompressor(level=3, write_checksum=False).compress(to_json(sound.manifest, "the manifest"))
 
 
 def to_json(value: msgspec.Struct, what: str) -> bytes:
@@ -137,32 +135,39 @@ def decode_manifest(stored: bytes) -> Manifest:
     ``UnsupportedVersion`` for what a newer version wrote, ``Unverifiable`` for unknown digests,
     other ``FormatError`` for everything that is not whole and sound.
     """
-    what = "the manifest"
-    fields = read_shared(_decompress(stored), what, nodes=("trees",))
-    fields["trees"], marks = _read_trees(fields.get("trees"), what)
-    manifest = build(fields, Manifest, what)
-    validate(manifest, marks)
-    return manifest
+    text = _decompress(stored)
+    return validate(read_exact(text, Manifest) or _read(text, "the manifest")).manifest
 
 
-def _read_trees(raw: msgspec.Raw | None, what: str) -> tuple[Trees, TreeMarks]:
-    trees, marks = Trees(), TreeMarks([], {})
+def read_exact(text: bytes, type_: type[SharedT]) -> SharedT | None:
+    """Return what stands in a text that this version of the format could have written. None for any other text:
+    it may be sound, or newer, and is to be read member by member (``read_shared``)."""
+    value = written.read(text, type_)
+    if value is None or value.version > VERSION or value.digest_algorithm != checksum.ALGORITHM:
+        return None
+    return value if READ_FEATURES.issuperset(value.read_features) else None
+
+
+def _read(text: bytes, what: str) -> Manifest:
+    fields = read_shared(text, what, nodes=("trees",))
+    fields["trees"] = _read_trees(fields.get("trees"), what)
+    return build(fields, Manifest, what)
+
+
+def _read_trees(raw: msgspec.Raw | None, what: str) -> Trees:
+    trees = Trees()
     members = strict_json.members(bytes(raw), f"{what}'s trees") if raw is not None else {}
     if "common" in members:
-        trees.common, marks.common[:] = parse_node(bytes(members["common"]), f"{what}'s state")
+        trees.common = parse_node(bytes(members["common"]), f"{what}'s state")
     if "per_rank" in members:
         for rank, slots in strict_json.members(bytes(members["per_rank"]), f"{what}'s per-rank trees").items():
-            trees.per_rank[rank], marks.slots[rank] = read_slots(slots, f"{what}'s tree of rank {rank}")
-    return trees, marks
+            trees.per_rank[rank] = read_slots(slots, f"{what}'s tree of rank {rank}")
+    return trees
 
 
-def read_slots(raw: msgspec.Raw, what: str) -> tuple[dict[str, Any], list[Mark]]:
-    """Return one rank's nodes by slot, and the marks of all of them."""
-    nodes, marks = {}, []
-    for slot, text in strict_json.members(bytes(raw), what).items():
-        nodes[slot], found = parse_node(bytes(text), what)
-        marks += found
-    return nodes, marks
+def read_slots(raw: msgspec.Raw, what: str) -> dict[str, Any]:
+    """Return one rank's nodes by slot."""
+    return {slot: parse_node(bytes(text), what) for slot, text in strict_json.members(bytes(raw), what).items()}
 
 
 def _decompress(stored: bytes) -> bytes:
@@ -218,46 +223,46 @@ def build(fields: Mapping[str, Any], type_: type[strict_json.T], what: str) -> s
     return strict_json.convert(dict(fields), type_, what)
 
 
-def validate(manifest: Manifest, marks: TreeMarks | None = None) -> None:
-    """Check a manifest as a whole. ``FormatError`` names the tensor, pack or path that doesn't fit.
-
-    ``marks`` are those of its trees, where they are known already.
-    """
+def validate(manifest: Manifest) -> Sound:
+    """Check a manifest as a whole and vouch for it. ``FormatError`` names the tensor, pack or path that doesn't fit."""
     what = f"the manifest of generation {manifest.key}"
-    itemsizes = check_shared(manifest, what)
-    sizes = tables.check_boxes(manifest.tensors, manifest.boxes, itemsizes, manifest.chunk_bytes, what)
-    tables.check_extents(manifest.tensors, manifest.boxes, sizes, manifest.packs, what)
-    tables.check_tilings(manifest.tensors, manifest.boxes, what)
+    tensors, boxes = manifest.tensors, manifest.boxes
+    tensor_bytes = check_shared(manifest, what)
+    sizes = tables.check_boxes(tensors, boxes, tensor_bytes, manifest.chunk_bytes, what)
+    tables.check_extents(tensors, boxes, sizes.nbytes, manifest.packs, what)
+    if not sizes.whole:
+        tables.check_tilings(tensors, boxes, what)
     ranks = [row.rank for row in manifest.ranks]
     if ranks != list(range(len(ranks))) or not ranks:
         raise FormatError(f"{what}: its ranks are {ranks[:8]}, not 0, 1, 2, ...")
-    if any(rank >= len(ranks) for rank in manifest.tensors.rank):
+    if max(tensors.rank, default=-1) >= len(ranks):
         raise FormatError(f"{what}: a tensor belongs to a rank that does not exist")
     if not {str(rank) for rank in ranks}.issuperset(manifest.trees.per_rank):
         raise FormatError(f"{what}: a per-rank tree belongs to a rank that does not exist")
-    check_marks(marks or TreeMarks.of(manifest.trees), manifest.trees, manifest.tensors.name, manifest.aliases, what)
+    check_references(manifest.trees, tensors.name, manifest.aliases, what)
+    return Sound(manifest)
 
 
 def check_shared(value: Shared, what: str) -> list[int]:
-    """Check what manifests and parts share, boxes aside; return the bytes of one element of each tensor."""
-    itemsizes = tables.check_tensors(value.tensors, what)
+    """Check what manifests and parts share, boxes aside; return the bytes of each tensor."""
+    tensor_bytes = tables.check_tensors(value.tensors, what)
     tables.check_packs(value.packs, what)
     tables.check_aliases(value.tensors, value.aliases, what)
-    if any(True for _ in find_marks(value.metadata)):
+    if find_marks(value.metadata):
         raise FormatError(f"{what}: its metadata refers to tensors or ranks")
-    return itemsizes
+    return tensor_bytes
 
 
-def check_marks(marks: TreeMarks, trees: Trees, names: Sequence[str], aliases: Mapping[str, str], what: str) -> None:
+def check_references(trees: Trees, names: Sequence[str], aliases: Mapping[str, str], what: str) -> None:
     """Check that every reference of the trees names a tensor (or alias), and every slot is filled by some rank."""
     known = {*names, *aliases}
     slots = {slot for nodes in trees.per_rank.values() for slot in nodes}
-    for mark in marks.common:
+    for mark in find_marks(trees.common, known):
         name = mark_name(mark)
         if name not in (slots if mark[0] == "per_rank" else known):
             raise FormatError(f"{what}: the state refers to the {mark[0]} {name!r}, which does not exist")
-    for rank, found in marks.slots.items():
-        for mark in found:
+    for rank, nodes in trees.per_rank.items():
+        for mark in chain.from_iterable(find_marks(node, known) for node in nodes.values()):
             name = mark_name(mark)
             if mark[0] == "per_rank" or name not in known:
                 raise FormatError(

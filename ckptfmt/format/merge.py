@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ckptfmt.errors import FormatError, InvalidInput, Mismatch
 from ckptfmt.format import tree
-from ckptfmt.format.manifest import Manifest, RankRow, Trees, validate
+from ckptfmt.format.manifest import Manifest, RankRow, Sound, Trees, validate
 from ckptfmt.format.part import Part
 from ckptfmt.format.tables import BoxTable, Extent, PackRow, TensorTable
 
@@ -27,7 +27,12 @@ class _Stored(NamedTuple):
 
 
 def merge_parts(parts: Sequence[Part], *, id: int, repository: str, run: str, parent: str | None) -> Manifest:
-    """Return the manifest of the generation that ``parts`` make up, valid as a whole.
+    """Return the manifest of the generation that ``parts`` make up, valid as a whole. See ``merge_sound``."""
+    return merge_sound(parts, id=id, repository=repository, run=run, parent=parent).manifest
+
+
+def merge_sound(parts: Sequence[Part], *, id: int, repository: str, run: str, parent: str | None) -> Sound:
+    """Return the manifest of the generation that ``parts`` make up, validated as a whole and ready to be encoded.
 
     Needs exactly one part of each rank, of one save. Boxes that several ranks hold must have equal
     digests on all of them. ``FormatError`` if parts are missing or don't belong together or leave a
@@ -36,14 +41,17 @@ def merge_parts(parts: Sequence[Part], *, id: int, repository: str, run: str, pa
     """
     ordered = _check_set(parts)
     problems: list[str] = []
-    rows = _unite_rows(ordered, problems)
-    packs, stored = _unite_boxes(ordered, problems)
-    _check_claims(ordered, stored, problems)
+    if _is_all(ordered):
+        packs, tensors, boxes = ordered[0].packs, ordered[0].tensors, ordered[0].boxes
+    else:
+        rows = _unite_rows(ordered, problems)
+        packs, stored = _unite_boxes(ordered, problems)
+        _check_claims(ordered, stored, problems)
+        tensors, boxes = _tables(rows, stored)
     aliases = _unite_aliases(ordered, problems)
     if problems:
         raise Mismatch(f"the ranks' parts of generation {ordered[0].key} disagree", tuple(problems))
     first = ordered[0]
-    tensors, boxes = _tables(rows, stored)
     manifest = Manifest(
         read_features=sorted({word for part in ordered for word in part.read_features}),
         write_features=sorted({word for part in ordered for word in part.write_features}),
@@ -70,8 +78,14 @@ def merge_parts(parts: Sequence[Part], *, id: int, repository: str, run: str, pa
             per_rank={str(part.rank): part.per_rank for part in ordered if part.per_rank},
         ),
     )
-    validate(manifest)
-    return manifest
+    return validate(manifest)
+
+
+def _is_all(parts: Sequence[Part]) -> bool:
+    """Whether one rank wrote everything, one box for each tensor: its tables are the manifest's."""
+    first = parts[0]
+    rows = range(len(first.tensors.name))
+    return len(parts) == 1 and not first.claims.tensor and first.boxes.tensor == list(rows)
 
 
 def _check_set(parts: Sequence[Part]) -> list[Part]:
@@ -103,6 +117,8 @@ def _unite_rows(parts: Sequence[Part], problems: list[str]) -> dict[_TensorKey, 
     rows: dict[_TensorKey, tuple[int, str, str, Extent]] = {}
     for part in parts:
         table = part.tensors
+        if part is not parts[0] and table == parts[0].tensors:
+            continue  # every rank holds a share of each tensor
         for i, row in enumerate(zip(table.kind, table.dtype, table.shape, strict=True)):
             seen = rows.setdefault(_key(part, i), (part.rank, *row))
             if seen[1:] != row:

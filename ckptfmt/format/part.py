@@ -10,11 +10,11 @@ from ckptfmt.errors import FormatError
 from ckptfmt.format import tables
 from ckptfmt.format.manifest import (
     Shared,
-    TreeMarks,
     Trees,
     build,
-    check_marks,
+    check_references,
     check_shared,
+    read_exact,
     read_shared,
     read_slots,
     to_json,
@@ -53,31 +53,34 @@ def decode_part(stored: bytes) -> Part:
     if len(stored) > PART_BYTES_MAX:
         raise FormatError(f"the part has {len(stored)} bytes; at most {PART_BYTES_MAX} are read")
     what = "the part"
-    fields = read_shared(stored, what, nodes=("tree", "per_rank"))
-    marks = TreeMarks([], {})
-    if "tree" in fields:
-        fields["tree"], marks.common[:] = parse_node(bytes(fields["tree"]), f"{what}'s state")
-    if "per_rank" in fields:
-        fields["per_rank"], marks.slots["own"] = read_slots(fields["per_rank"], f"{what}'s per-rank tree")
-    part = build(fields, Part, what)
-    validate_part(part, marks)
+    part = read_exact(stored, Part) or _read(stored, what)
+    validate_part(part)
     return part
 
 
-def validate_part(part: Part, marks: TreeMarks | None = None) -> None:
-    """Check a part by itself; how parts fit together is ``merge``'s to check. ``marks``: of its trees."""
+def _read(text: bytes, what: str) -> Part:
+    fields = read_shared(text, what, nodes=("tree", "per_rank"))
+    if "tree" in fields:
+        fields["tree"] = parse_node(bytes(fields["tree"]), f"{what}'s state")
+    if "per_rank" in fields:
+        fields["per_rank"] = read_slots(fields["per_rank"], f"{what}'s per-rank tree")
+    return build(fields, Part, what)
+
+
+def validate_part(part: Part) -> None:
+    """Check a part by itself; how parts fit together is ``merge``'s to check."""
     what = f"the part of rank {part.rank} of generation {part.key}"
     if part.rank >= part.world_size:
         raise FormatError(f"{what}: there are only {part.world_size} ranks")
-    itemsizes = check_shared(part, what)
-    if any(rank not in (-1, part.rank) for rank in part.tensors.rank):
+    tensor_bytes = check_shared(part, what)
+    if not {-1, part.rank}.issuperset(part.tensors.rank):
         raise FormatError(f"{what}: it holds a tensor that belongs to another rank")
     if any(pack.rank != part.rank and pack.generation is None for pack in part.packs):
         raise FormatError(f"{what}: it lists a new pack of another rank")
-    sizes = tables.check_boxes(part.tensors, part.boxes, itemsizes, part.chunk_bytes, what)
-    tables.check_boxes(part.tensors, part.claims, itemsizes, part.chunk_bytes, f"{what}, claims")
-    tables.check_extents(part.tensors, part.boxes, sizes, part.packs, what)
-    if set(part.boxes.tensor) | set(part.claims.tensor) != set(range(len(part.tensors.name))):
+    sizes = tables.check_boxes(part.tensors, part.boxes, tensor_bytes, part.chunk_bytes, what)
+    tables.check_boxes(part.tensors, part.claims, tensor_bytes, part.chunk_bytes, f"{what}, claims")
+    tables.check_extents(part.tensors, part.boxes, sizes.nbytes, part.packs, what)
+    if not sizes.whole and len({*part.boxes.tensor, *part.claims.tensor}) != len(part.tensors.name):
         raise FormatError(f"{what}: a tensor has neither a box nor a claim")
     trees = Trees(common=part.tree, per_rank={str(part.rank): part.per_rank})
-    check_marks(marks or TreeMarks.of(trees), trees, part.tensors.name, part.aliases, what)
+    check_references(trees, part.tensors.name, part.aliases, what)

@@ -6,10 +6,11 @@ See spec/format-v1.md, "Manifest".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, compress, islice, pairwise
 from math import prod
-from typing import Annotated, Final, Literal
+from operator import add, le, mul
+from typing import Annotated, Final, Literal, NamedTuple, NoReturn
 
 import msgspec
 
@@ -26,6 +27,8 @@ Row = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
 
 DIMENSIONS_MAX: Final = 64
 BYTES_MAX: Final = 2**62
+CORNERS: Final = [(0,) * dimensions for dimensions in range(DIMENSIONS_MAX + 1)]
+"""Where a box that is all of its tensor starts, by number of dimensions."""
 
 
 class TensorTable(msgspec.Struct):
@@ -77,32 +80,52 @@ class PackRow(msgspec.Struct, frozen=True, kw_only=True):
     generation: Hex128 | None = None
 
 
+class BoxSizes(NamedTuple):
+    """Bytes of each box, and whether every tensor has exactly one box, which is all of it."""
+
+    nbytes: list[int]
+    whole: bool
+
+
 def check_tensors(tensors: TensorTable, what: str) -> list[int]:
-    """Check the tensor rows; return the bytes of one element of each."""
+    """Check the tensor rows; return the bytes of each tensor."""
     count = len(tensors.name)
     if any(len(column) != count for column in (tensors.kind, tensors.rank, tensors.dtype, tensors.shape)):
         raise FormatError(f"{what}: the columns of its tensors differ in length")
-    if len(set(zip(tensors.name, tensors.rank, strict=True))) != count:
+    if tensors.rank.count(-1) == count and "per_rank" not in set(tensors.kind):
+        if len(set(tensors.name)) != count:
+            raise FormatError(f"{what}: tensor {_first_twice(tensors)} stands twice")
+    else:
+        _check_owners(tensors, what)
+    if max(map(len, tensors.shape), default=0) > DIMENSIONS_MAX:
+        raise FormatError(f"{what}: a tensor has more than {DIMENSIONS_MAX} dimensions")
+    sizes = list(map(mul, map(prod, tensors.shape), itemsizes(tensors)))
+    if 0 in sizes:
+        for shape, nbytes in zip(tensors.shape, sizes, strict=True):
+            if nbytes == 0 and prod(n for n in shape if n) > BYTES_MAX:
+                raise FormatError(f"{what}: an empty tensor has the absurd shape {list(shape)[:8]}")
+    if sum(sizes) > BYTES_MAX:
+        raise FormatError(f"{what}: its tensors claim {sum(sizes)} bytes")
+    return sizes
+
+
+def itemsizes(tensors: TensorTable) -> Iterator[int]:
+    """Bytes of one element of each tensor. ``FormatError`` for an unknown element type."""
+    widths = {name: dtype(name).itemsize for name in set(tensors.dtype)}
+    return map(widths.__getitem__, tensors.dtype)
+
+
+def _check_owners(tensors: TensorTable, what: str) -> None:
+    """Check that name and rank together are unique, and that exactly the tensors of kind per_rank belong to a rank."""
+    if len(set(zip(tensors.name, tensors.rank, strict=True))) != len(tensors.name):
         raise FormatError(f"{what}: tensor {_first_twice(tensors)} stands twice")
     own = [kind == "per_rank" for kind in tensors.kind]
     if own != [rank >= 0 for rank in tensors.rank]:
         raise FormatError(f"{what}: exactly the tensors of kind per_rank belong to a rank")
-    if any(own):
-        per_rank = {name for name, is_own in zip(tensors.name, own, strict=True) if is_own}
-        common = {name for name, is_own in zip(tensors.name, own, strict=True) if not is_own}
-        if per_rank & common:
-            raise FormatError(f"{what}: tensor {min(per_rank & common)!r} is both per_rank and common to all ranks")
-    widths = {name: dtype(name).itemsize for name in set(tensors.dtype)}
-    if max(map(len, tensors.shape), default=0) > DIMENSIONS_MAX:
-        raise FormatError(f"{what}: a tensor has more than {DIMENSIONS_MAX} dimensions")
-    itemsizes = [widths[name] for name in tensors.dtype]
-    sizes = [prod(shape) * width for shape, width in zip(tensors.shape, itemsizes, strict=True)]
-    for shape, nbytes in zip(tensors.shape, sizes, strict=True):
-        if nbytes == 0 and prod(n for n in shape if n) > BYTES_MAX:
-            raise FormatError(f"{what}: an empty tensor has the absurd shape {list(shape)[:8]}")
-    if sum(sizes) > BYTES_MAX:
-        raise FormatError(f"{what}: its tensors claim {sum(sizes)} bytes")
-    return itemsizes
+    per_rank = {name for name, is_own in zip(tensors.name, own, strict=True) if is_own}
+    common = {name for name, is_own in zip(tensors.name, own, strict=True) if not is_own}
+    if per_rank & common:
+        raise FormatError(f"{what}: tensor {min(per_rank & common)!r} is both per_rank and common to all ranks")
 
 
 def _first_twice(tensors: TensorTable) -> str:
@@ -131,34 +154,60 @@ def check_packs(packs: Sequence[PackRow], what: str) -> None:
 def check_boxes(
     tensors: TensorTable,
     boxes: BoxTable | ClaimTable,
-    itemsizes: Sequence[int],
+    tensor_bytes: list[int],
     chunk_bytes: int,
     what: str,
-) -> list[int]:
-    """Check rows of boxes or claims against their tensors; return each one's size in bytes."""
+) -> BoxSizes:
+    """Check rows of boxes or claims against their tensors, whose bytes are known."""
     count = len(boxes.tensor)
     if any(len(column) != count for column in (boxes.start, boxes.size, boxes.digests)):
         raise FormatError(f"{what}: the columns of its boxes differ in length")
     at = boxes.tensor
-    if at and (min(at) < 0 or max(at) >= len(tensors.name) or at != sorted(at)):
+    if count == len(tensors.name) and at == list(range(count)):
+        shapes = tensors.shape
+    elif at and (min(at) < 0 or max(at) >= len(tensors.name) or at != sorted(at)):
         raise FormatError(f"{what}: boxes must name existing tensors, in the order of the tensors")
-    shapes = [tensors.shape[i] for i in at]
-    if boxes.size != shapes or any(map(any, boxes.start)) or list(map(len, boxes.start)) != list(map(len, shapes)):
-        for i, start, size, shape in zip(at, boxes.start, boxes.size, shapes, strict=True):
-            reason = geometry.misfit(shape, start, size)
-            if reason is not None:
-                raise FormatError(f"{what}: tensor {tensors.name[i]!r}: {reason}")
-    sizes = [prod(size) * itemsizes[i] for i, size in zip(at, boxes.size, strict=True)]
-    expected = [-(-nbytes // chunk_bytes) * HEX_DIGITS for nbytes in sizes]
-    if list(map(len, boxes.digests)) != expected:
-        wrong = next(j for j in range(count) if len(boxes.digests[j]) != expected[j])
-        raise FormatError(
-            f"{what}: tensor {tensors.name[at[wrong]]!r}: {len(boxes.digests[wrong])} hex digits are not the digests "
-            f"of {expected[wrong] // HEX_DIGITS} chunks"
-        )
+    else:
+        shapes = [tensors.shape[i] for i in at]
+    whole = shapes is tensors.shape and boxes.size == shapes
+    _check_fit(tensors, boxes, shapes, what)
+    if whole:
+        sizes = tensor_bytes
+    else:
+        widths = list(itemsizes(tensors))
+        sizes = list(map(mul, map(prod, boxes.size), map(widths.__getitem__, at)))
+    _check_digests(tensors, boxes, sizes, chunk_bytes, what)
+    return BoxSizes(sizes, whole)
+
+
+def _check_fit(tensors: TensorTable, boxes: BoxTable | ClaimTable, shapes: Sequence[Extent], what: str) -> None:
+    if boxes.size == shapes and boxes.start == list(map(CORNERS.__getitem__, map(len, shapes))):
+        return
+    for shape, start, size in set(zip(shapes, boxes.start, boxes.size, strict=True)):
+        if geometry.misfit(shape, start, size) is not None:
+            break
+    else:
+        return
+    for i, start, size, shape in zip(boxes.tensor, boxes.start, boxes.size, shapes, strict=True):
+        reason = geometry.misfit(shape, start, size)
+        if reason is not None:
+            raise FormatError(f"{what}: tensor {tensors.name[i]!r}: {reason}")
+
+
+def _check_digests(
+    tensors: TensorTable, boxes: BoxTable | ClaimTable, sizes: Sequence[int], chunk_bytes: int, what: str
+) -> None:
+    one_each = min(sizes, default=0) > 0 and max(sizes) <= chunk_bytes
+    if not one_each or set(map(len, boxes.digests)) != {HEX_DIGITS}:
+        expected = [-(-nbytes // chunk_bytes) * HEX_DIGITS for nbytes in sizes]
+        for i, digests, digits in zip(boxes.tensor, boxes.digests, expected, strict=True):
+            if len(digests) != digits:
+                raise FormatError(
+                    f"{what}: tensor {tensors.name[i]!r}: {len(digests)} hex digits are not the digests "
+                    f"of {digits // HEX_DIGITS} chunks"
+                )
     if "".join(boxes.digests).encode("utf-8").translate(None, b"0123456789abcdef"):
         raise FormatError(f"{what}: a digest holds other characters than lower-case hex digits")
-    return sizes
 
 
 def check_extents(
@@ -169,43 +218,78 @@ def check_extents(
         raise FormatError(f"{what}: the columns of its boxes differ in length")
     if boxes.pack and (min(boxes.pack) < 0 or max(boxes.pack) >= len(packs)):
         raise FormatError(f"{what}: a box names a pack that does not exist")
+    if not _lie_apart(boxes, sizes, packs):
+        _explain_extents(tensors, boxes, sizes, packs, what)
+
+
+def _lie_apart(boxes: BoxTable, sizes: Sequence[int], packs: Sequence[PackRow]) -> bool:
+    """Whether all boxes lie in the data of their packs, none overlapping another. Columns only, no row at a time."""
+    starts = boxes.offset
+    if len(packs) == 1:
+        stops = list(map(add, starts, sizes))
+        if min(starts, default=packs[0].nbytes) < packs[0].header_bytes or max(stops, default=0) > packs[0].nbytes:
+            return False
+    else:  # as if the packs stood one behind the other
+        bases = list(accumulate([pack.nbytes for pack in packs], initial=0))
+        firsts = [base + pack.header_bytes for base, pack in zip(bases, packs, strict=False)]
+        starts = list(map(add, map(bases.__getitem__, boxes.pack), starts))
+        stops = list(map(add, starts, sizes))
+        if not all(map(le, map(firsts.__getitem__, boxes.pack), starts)):
+            return False
+        if not all(map(le, stops, map(bases[1:].__getitem__, boxes.pack))):
+            return False
+    if 0 in sizes:  # empty boxes share nothing
+        starts = list(compress(starts, sizes))
+        stops = list(compress(stops, sizes))
+    # At no byte may more boxes have begun than one more than have ended there.
+    return all(map(le, sorted(stops), islice(sorted(starts), 1, None)))
+
+
+def _explain_extents(
+    tensors: TensorTable, boxes: BoxTable, sizes: Sequence[int], packs: Sequence[PackRow], what: str
+) -> NoReturn:
+    """Raise for what ``_lie_apart`` has found."""
     rows = zip(boxes.pack, boxes.offset, sizes, range(len(sizes)), strict=True)
     extents = sorted([(pack, offset, offset + nbytes, j) for pack, offset, nbytes, j in rows])
-    # Empty boxes share nothing; left in, they would hide neighbours from each other.
+    # Empty boxes, left in, would hide neighbours from each other.
     for a, b in pairwise([extent for extent in extents if extent[2] > extent[1]]):
         if a[2] > b[1] and a[0] == b[0]:
             names = " and ".join(repr(tensors.name[boxes.tensor[j]]) for j in (a[3], b[3]))
             raise FormatError(f"{what}: {names} share bytes of pack {packs[a[0]].name} at offset {b[1]}")
     lowest: dict[int, int] = {}
     highest: dict[int, int] = {}
-    for extent in extents:
-        lowest.setdefault(extent[0], extent[1])
-        highest[extent[0]] = max(extent[2], highest.get(extent[0], 0))
-    for i, offset in lowest.items():
-        if offset < packs[i].header_bytes or highest[i] > packs[i].nbytes:
-            raise FormatError(
-                f"{what}: boxes at {offset} to {highest[i]} do not lie in the data of pack {packs[i].name} "
-                f"({packs[i].header_bytes} to {packs[i].nbytes})"
-            )
+    for pack, offset, stop, _ in extents:
+        lowest[pack] = min(offset, lowest.get(pack, offset))
+        highest[pack] = max(stop, highest.get(pack, 0))
+    i = next(i for i in lowest if lowest[i] < packs[i].header_bytes or highest[i] > packs[i].nbytes)
+    raise FormatError(
+        f"{what}: boxes at {lowest[i]} to {highest[i]} do not lie in the data of pack {packs[i].name} "
+        f"({packs[i].header_bytes} to {packs[i].nbytes})"
+    )
 
 
 def check_tilings(tensors: TensorTable, boxes: BoxTable, what: str) -> None:
     """Check that the boxes of every tensor hold each of its elements exactly once."""
-    count = len(tensors.name)
-    if boxes.tensor == list(range(count)) and boxes.size == tensors.shape:
-        return  # one whole box each; starts are zero, since the boxes fit
-    rows: dict[int, list[geometry.Box]] = {i: [] for i in range(count)}
+    rows: list[list[geometry.Box]] = [[] for _ in tensors.name]
     for i, start, size in zip(boxes.tensor, boxes.start, boxes.size, strict=True):
         rows[i].append((start, size))
-    for i, pieces in rows.items():
-        tiling = geometry.check_tiling(tensors.shape[i], pieces)
+    sound: set[tuple[Extent, tuple[geometry.Box, ...]]] = set()  # layers are alike, and so are their boxes
+    for i, pieces in enumerate(rows):
+        shape = tensors.shape[i]
+        case = (shape, tuple(pieces))
+        if case in sound:
+            continue
+        tiling = geometry.check_tiling(shape, pieces)
         reason = tiling.reason or ("a box is stored twice" if tiling.replicas else None)
         if reason is not None:
             raise FormatError(f"{what}: tensor {tensors.name[i]!r}: {reason}")
+        sound.add(case)
 
 
 def check_aliases(tensors: TensorTable, aliases: Mapping[str, str], what: str) -> None:
     """Check that each alias names a stored tensor and is no tensor itself."""
+    if not aliases:
+        return
     names = set(tensors.name)
     for other, name in aliases.items():
         if name not in names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +12,7 @@ from ckptfmt.errors import FormatError, Mismatch, NotFound
 from ckptfmt.format import strict_json
 from ckptfmt.format.tree_decoder import Decoder
 from ckptfmt.format.tree_nodes import REFERENCE_TAGS, component, split_reference
-from ckptfmt.format.tree_scalars import DECODERS, Node
+from ckptfmt.format.tree_scalars import Node
 
 _PAIRS: Final = frozenset({"dict", "odict", "counter"})
 _ITEMS: Final = frozenset({"tuple", "set", "frozenset", "slice"})
@@ -20,38 +20,51 @@ _ITEMS: Final = frozenset({"tuple", "set", "frozenset", "slice"})
 
 Mark = tuple[str, Any]
 """(tag, payload) of a reference or of a per-rank slot."""
-_MARKS: Final = REFERENCE_TAGS | {"per_rank"}
 
 
-def marks(node: Node) -> Iterator[Mark]:
-    """Yield every reference and per-rank slot below ``node``. ``FormatError`` for an object that is no node."""
-    todo: list[Any] = [node]
-    while todo:
-        here = todo.pop()
-        if type(here) is list:
-            todo.extend(reversed(here))
-        elif type(here) is dict:
-            if len(here) != 1:
-                raise FormatError(f"an object of the state tree has {len(here)} members; each has exactly one, its tag")
-            ((tag, payload),) = here.items()
-            if tag in _MARKS:
-                yield tag, payload
-            elif tag not in DECODERS:
-                todo.append(payload)
+def marks(node: Node, known: Container[str] = ()) -> list[Mark]:
+    """Return every reference and per-rank slot below ``node``, in order, but for references to ``known`` tensors.
 
-
-def parse_node(text: bytes, what: str) -> tuple[Node, list[Mark]]:
-    """Return the node of a JSON text and its marks, found on the way. ``FormatError`` names ``what``."""
+    ``FormatError`` for an object that is no node.
+    """
     found: list[Mark] = []
+    todo: list[Iterator[Any]] = [iter((node,))]
+    while todo:
+        for item in todo[-1]:
+            cls = type(item)
+            if cls is list:
+                if len(item) == 2 and type(item[0]) is str:  # a key and its value, or as good as that
+                    item = item[1]
+                    cls = type(item)
+                if cls is list:
+                    todo.append(iter(item))
+                    break
+            if cls is not dict:
+                continue
+            try:
+                (tag,) = item
+            except ValueError:
+                raise FormatError(
+                    f"an object of the state tree has {len(item)} members; each has exactly one, its tag"
+                ) from None
+            payload = item[tag]
+            cls = type(payload)
+            if tag in REFERENCE_TAGS:
+                if payload not in known if cls is str else not _is_flagged(payload) or payload[0] not in known:
+                    found.append((tag, payload))
+            elif tag == "per_rank":
+                found.append((tag, payload))
+            elif cls is list or cls is dict:
+                todo.append(iter(payload if cls is list else (payload,)))
+                break
+        else:
+            todo.pop()
+    return found
 
-    def on_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(pairs) != 1:
-            raise ValueError(f"an object has {len(pairs)} members; each has exactly one, its tag")
-        if pairs[0][0] in _MARKS:
-            found.append(pairs[0])
-        return {pairs[0][0]: pairs[0][1]}
 
-    return strict_json.parse(text, what, on_object=on_object), found
+def _is_flagged(payload: Any) -> bool:
+    """Whether this is a reference with one flag, as parameters have it."""
+    return type(payload) is list and len(payload) == 2 and type(payload[0]) is str and type(payload[1]) is str
 
 
 def mark_name(mark: Mark) -> str:
@@ -62,6 +75,17 @@ def mark_name(mark: Mark) -> str:
     if tag == "per_rank":
         raise FormatError(f"a per-rank slot must be a string, not {payload!r:.100}")
     return split_reference(payload)[0]
+
+
+def parse_node(text: bytes, what: str) -> Node:
+    """Return the node of a JSON text. ``FormatError`` names ``what``."""
+
+    def on_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(pairs) != 1:
+            raise ValueError(f"an object has {len(pairs)} members; each has exactly one, its tag")
+        return {pairs[0][0]: pairs[0][1]}
+
+    return strict_json.parse(text, what, on_object=on_object)
 
 
 def references(node: Node) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,72 @@
+"""The short way to read a manifest or a part: for texts that are, byte for byte, what this library writes.
+
+Nothing can stand twice in such a text, and nothing in it is unknown, because writing its value again gives the same
+text. That costs two passes in C, whereas looking for repeated members costs a call for every object. Columns that
+most often repeat others stay text until they are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from ckptfmt.format.dtypes import DTYPES
+from ckptfmt.format.tables import CORNERS, BoxTable, Extent, TensorTable
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def read(text: bytes, type_: type[S]) -> S | None:
+    """Return the value of ``text`` as ``type_``, every member checked by its type.
+
+    None for a text that this library would have written otherwise, or not at all: it may be sound, but has to be
+    read member by member.
+    """
+    try:
+        value = msgspec.json.decode(text, type=_raw_type(type_))
+        if msgspec.json.encode(value) != text:
+            return None
+        fields = {name: getattr(value, name) for name in type_.__struct_fields__}
+        shapes = _extents(value.tensors.shape)
+        fields["tensors"] = _table(TensorTable, value.tensors, shape=shapes)
+        fields["boxes"] = _boxes(value.boxes, bytes(value.tensors.shape), shapes)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
+        return None
+    return type_(**fields)
+
+
+def _boxes(raw: Any, shapes_text: bytes, shapes: list[Extent]) -> BoxTable:
+    if bytes(raw.size) != shapes_text:
+        return _table(BoxTable, raw, size=_extents(raw.size), start=_extents(raw.start))
+    corners = [CORNERS[len(shape)] if len(shape) < len(CORNERS) else () for shape in shapes]
+    whole = msgspec.json.encode(corners) == bytes(raw.start)
+    return _table(BoxTable, raw, size=list(shapes), start=corners if whole else _extents(raw.start))
+
+
+def _extents(raw: msgspec.Raw) -> list[Extent]:
+    return msgspec.json.decode(raw, type=list[Extent])
+
+
+def _table(type_: type[S], raw: Any, **columns: Any) -> S:
+    return type_(**{name: getattr(raw, name) for name in type_.__struct_fields__} | columns)
+
+
+_RAW_COLUMNS: Final[Mapping[type, Mapping[str, Any]]] = {
+    # Given all words beforehand, no string is made for each row.
+    TensorTable: {"dtype": list[Literal[*DTYPES]], "shape": msgspec.Raw},  # type: ignore[valid-type]
+    BoxTable: {"start": msgspec.Raw, "size": msgspec.Raw},
+}
+
+
+@cache
+def _raw_type(type_: type[msgspec.Struct]) -> Any:
+    """``type_`` with some columns of its tables left as text. The members keep their order."""
+    replaced = _RAW_COLUMNS.get(type_, {})
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(type_):
+        kind = replaced.get(field.name) or (_raw_type(field.type) if field.type in _RAW_COLUMNS else field.type)
+        fields.append((field.name, kind))
+    return msgspec.defstruct(type_.__name__, fields, kw_only=True)
