@@ -91,9 +91,9 @@ def test_minilm_with_its_optimizer_continues_identically(fetch: Fetch, tmp_path:
 
     torch.manual_seed(0)
     saved = job(minilm)
-    steps(saved["model"], saved["optimizer"], 3)
-    saved["step"] = 3
-    generation = ckptfmt.save(saved, tmp_path, step=3)
+    steps(saved["model"], saved["optimizer"], 2)
+    saved["step"] = 2
+    generation = ckptfmt.save(saved, tmp_path, step=2)
     assert len([name for name in generation if name.startswith("model.")]) == len(minilm)
     assert generation.nbytes > 3 * 90_000_000
     images = exact(saved["model"]), exact(saved["optimizer"])
@@ -104,7 +104,7 @@ def test_minilm_with_its_optimizer_continues_identically(fetch: Fetch, tmp_path:
     live = job({name: torch.zeros_like(tensor) for name, tensor in minilm.items()})
     ckptfmt.restore(live, tmp_path)
     assert (exact(live["model"]), exact(live["optimizer"])) == images
-    assert live["step"] == 3
+    assert live["step"] == 2
     assert steps(live["model"], live["optimizer"], 1) == expected
     assert exact(live["model"]) == image_after
 

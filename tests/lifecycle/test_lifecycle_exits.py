@@ -30,7 +30,7 @@ def opened(*faults):
     site = dataclasses.replace(connection.site, backend=FaultyBackend(connection.site.backend, *faults))
     return Repository(dataclasses.replace(connection, site=site), "w")
 
-SLOW = Fault("write_at", delay=0.5)
+SLOW = Fault("write_at", delay=0.3)
 BROKEN = Fault("write_at", delay=0.3, error=lambda: BackendError("the disk is broken"))
 state = {"w": np.arange(5000.0)}
 """
@@ -200,9 +200,9 @@ def test_a_forked_child_neither_saves_nor_waits_nor_closes(place: Place) -> None
 # -- interrupts ---------------------------------------------------------------------------------------
 INTERRUPTED = """
 import _thread, signal
-checkpointer = opened(Fault("write_at", delay=1.5)).checkpointer("run")
+checkpointer = opened(Fault("write_at", delay=0.8)).checkpointer("run")
 checkpointer.save(state, step=1)
-threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
     checkpointer.{call}()
 except KeyboardInterrupt:

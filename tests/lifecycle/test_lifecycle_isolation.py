@@ -191,10 +191,10 @@ import ckptfmt
 from ckptfmt.engine.save.snapshot import Snapshot
 
 class Numbers(Dataset):
-    def __len__(self): return 4000
+    def __len__(self): return 1000
     def __getitem__(self, i): return torch.full((64,), float(i))
 
-state = {f"t{i}": np.ones(2_000_000, dtype=np.float32) for i in range(8)}  # 64 MB
+state = {f"t{i}": np.ones(1_000_000, dtype=np.float32) for i in range(8)}  # 32 MB
 
 def stalls(checkpointer, first, count):
     found = []
@@ -210,9 +210,9 @@ with ckptfmt.open(sys.argv[1]) as repository, repository.checkpointer() as check
     forked = []
     for step in range(100, 103):
         pending = checkpointer.save(state, step=step)
-        loader = DataLoader(Numbers(), batch_size=500, num_workers=2, multiprocessing_context="fork")
+        loader = DataLoader(Numbers(), batch_size=250, num_workers=2, multiprocessing_context="fork")
         total = sum(float(batch.sum()) for batch in loader)  # workers are forked while the save is in flight
-        assert total == 64 * sum(range(4000))
+        assert total == 64 * sum(range(1000))
         pending.result()
         forked += stalls(checkpointer, step * 10, 1)  # the first one after the fork
     import ctypes
