@@ -122,7 +122,9 @@ class Checkpointer:
         """Freeze ``state`` and write it in the background; on return the caller may change everything.
 
         With ``freeze="deferred"`` an optimizer's ``step`` waits for its own parameters and state; before anything else
-        changes those, call ``before_update`` of the handle. Tensors whose names match ``sync`` are written before it returns, and take no host memory.
+        changes those, call ``before_update`` of the handle. Tensors whose names match ``sync`` are written before it
+        returns, and take no host memory.
+
         While ``in_flight_max`` saves are in flight the next one waits for the oldest one's verdict, or with
         ``on_busy="skip"`` returns None. Generations are committed in the order of their saves. Raises the
         ``SaveFailed`` of an earlier save that nobody has seen, ``Fenced`` once a newer launch owns the run,
