@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ckptfmt.engine import verdicts
+from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import BackendError, CatalogError, CkptError, Conflict, Corrupt, NotFound, SaveFailed
 from ckptfmt.format import layout, verdict
-from ckptfmt.format.manifest import Manifest, encode_manifest, manifest_digest
-from ckptfmt.format.merge import merge_parts
+from ckptfmt.format.manifest import Manifest, Sound, encode_sound, manifest_digest
+from ckptfmt.format.merge import merge_sound
 from ckptfmt.format.part import PART_BYTES_MAX, Part, decode_part
 from ckptfmt.format.states import OPEN_STATES, State
 from ckptfmt.ports.catalog import DurableFacts, GenerationRecord, PackRecord, RankRecord
@@ -49,7 +50,8 @@ def read_parts(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -
                 f"(generation {row.id})",
                 object=key,
             )
-        parts.append(decode_part(stored))
+        with held_back():
+            parts.append(decode_part(stored))
     return parts
 
 
@@ -81,22 +83,24 @@ def _pack_fault(site: Site, key: str, nbytes: int, manifest: Manifest) -> CkptEr
     return Corrupt(f"{name} has {found} bytes, recorded are {nbytes}; {advice}", object=key)
 
 
-def merged_manifest(site: Site, row: GenerationRecord, *, parent: str | None) -> Manifest:
+def merged_manifest(site: Site, row: GenerationRecord, *, parent: str | None) -> Sound:
     """The manifest that C3 would store; every part and pack is checked, nothing is written."""
     parts = read_parts(site, row, site.sql().ranks(row.id))
-    manifest = merge_parts(parts, id=row.id, parent=parent, repository=site.repository, run=row.run)
-    check_packs(site, verdicts.folder_of(row), manifest)
-    return manifest
+    with held_back():
+        sound = merge_sound(parts, id=row.id, parent=parent, repository=site.repository, run=row.run)
+    check_packs(site, verdicts.folder_of(row), sound.manifest)
+    return sound
 
 
 def merge(site: Site, row: GenerationRecord, *, parent: str | None, fence: int) -> GenerationRecord:
     """C3: from every rank's part to the manifest on storage and the row ``durable``."""
-    manifest = merged_manifest(site, row, parent=parent)
-    stored = encode_manifest(manifest)
+    sound = merged_manifest(site, row, parent=parent)
+    stored = encode_sound(sound)
     digest = manifest_digest(stored)
     name = layout.manifest_name(digest)
     site.backend.create(f"{verdicts.folder_of(row)}/{name}", stored)
-    return site.sql().mark_durable(row.id, durable_facts(manifest, row.key, name, digest, len(stored)), fence=fence)
+    facts = durable_facts(sound.manifest, row.key, name, digest, len(stored))
+    return site.sql().mark_durable(row.id, facts, fence=fence)
 
 
 def durable_facts(manifest: Manifest, key: str, name: str, digest: str, nbytes: int) -> DurableFacts:
