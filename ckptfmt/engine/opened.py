@@ -64,11 +64,12 @@ class Opened:
     def _saved_as(self) -> dict[str, str]:
         """The first reference to a tensor decides; an alias counts as the name it is stored under."""
         found: dict[str, str] = {}
+        aliases = self.manifest.aliases
         slots = (node for slots in self.manifest.trees.per_rank.values() for node in slots.values())
         for node in (self.common, *slots):
             for tag, name in tree.references(node):
                 if tag in ("tensor", "array"):
-                    found.setdefault(self.index.canonical(name), tag)
+                    found.setdefault(aliases.get(name, name), tag)
         return found
 
     @cached_property

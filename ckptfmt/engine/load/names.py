@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfmt.engine.load.nodes import items_of, key_of, object_of, pairs_of, state_of
+from ckptfmt.engine.load.nodes import items_of, key_of, may_hold, object_of, pairs_of, state_of
 from ckptfmt.engine.patterns import Patterns, as_patterns, matches
 from ckptfmt.errors import InvalidInput, Mismatch
 from ckptfmt.format import tree
@@ -52,15 +52,20 @@ def walk(node: tree.Node, path: str = "") -> Iterator[tuple[str, tree.Node, bool
 
     The random state counts as one leaf: nobody wants to read the names of its 600 numbers.
     """
-    live = object_of(node)
-    children = None if live is not None and live[0] == "rng" else children_of(node, path)
-    yield path, node, children is None
-    for where, child in children or ():
-        yield from walk(child, where)
+    todo = [(path, node)]
+    while todo:
+        where, here = todo.pop()
+        live = object_of(here) if may_hold(here) else None
+        children = None if live is not None and live[0] == "rng" else children_of(here, where)
+        yield where, here, children is None
+        if children is not None:
+            todo += reversed(children)
 
 
 def children_of(node: tree.Node, path: str) -> list[tuple[str, tree.Node]] | None:
     """The children of a container by path; None for a leaf and for an empty container (which stands for itself)."""
+    if not may_hold(node):
+        return None
     node = state_of(node)
     pairs = pairs_of(node)
     if pairs is not None:

@@ -79,13 +79,13 @@ def check_depth(node: tree.Node) -> None:
     """Raise ``FormatError`` for a tree that is nested more deeply than any writer may: the walks here recurse."""
     level = [node]
     for _ in range(_DEPTH_MAX):
-        level = [child for here in level for child in _below(here) if _may_hold(child)]
+        level = [child for here in level for child in _below(here) if may_hold(child)]
         if not level:
             return
     raise FormatError(f"the state tree is nested more than {tree.DEPTH_MAX} deep")
 
 
-def _may_hold(node: tree.Node) -> bool:
+def may_hold(node: tree.Node) -> bool:
     """Whether there may be something below ``node``; asked of every leaf, so it must cost next to nothing."""
     cls = type(node)
     return cls is list or (cls is dict and "tensor" not in node and "array" not in node)
