@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -132,16 +133,19 @@ def stored_bytes(generation: ckptfmt.Generation) -> int:
 # -- damage -------------------------------------------------------------------------------------------
 def flip(path: Path, offset: int) -> None:
     """Turn one bit; a negative offset counts from the end."""
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0x10
-    path.write_bytes(data)
+    with path.open("r+b") as file:
+        at = file.seek(offset, os.SEEK_SET if offset >= 0 else os.SEEK_END)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 0x10]))
 
 
 def zero(path: Path, offset: int, nbytes: int) -> None:
-    data = bytearray(path.read_bytes())
-    assert any(data[offset : offset + nbytes]), "zeros in place of zeros are no damage"
-    data[offset : offset + nbytes] = bytes(nbytes)
-    path.write_bytes(data)
+    with path.open("r+b") as file:
+        file.seek(offset)
+        assert any(file.read(nbytes)), "zeros in place of zeros are no damage"
+        file.seek(offset)
+        file.write(bytes(nbytes))
 
 
 Damage = Callable[[Path], None]
