@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from ckptfmt.engine import protocol, verdicts
+from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.reports import GenerationInfo
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.stored import Stored, StoredTensors
@@ -163,7 +164,8 @@ def read_manifest(site: Site, folder: str, name: str, digest: str, key: str) -> 
             object=where,
         )
     try:
-        manifest = decode_manifest(stored)
+        with held_back():
+            manifest = decode_manifest(stored)
     except FormatError as error:
         raise type(error)(f"{site.backend.url}: {where}: {error}") from error
     if manifest.key != key:
