@@ -41,6 +41,11 @@ class Writing:
         self.error: BaseException | None = None
         self._backend, self._snapshot, self._give_up = backend, snapshot, give_up
         self._thread = threading.Thread(target=self._run)
+        # A test in which both sides wait for each other fails, rather than never to end.
+        self._rescued = False
+        self._rescue = threading.Timer(15, self._end)
+        self._rescue.daemon = True
+        self._rescue.start()
         self._thread.start()
 
     def _run(self) -> None:
@@ -50,8 +55,14 @@ class Writing:
             self.error = error
 
     def join(self) -> None:
-        self._thread.join(20)
+        self._thread.join(30)
+        self._rescue.cancel()
         assert not self._thread.is_alive(), "the writer hangs"
+        assert not self._rescued, "both sides wait for each other"
+
+    def _end(self) -> None:
+        self._rescued = True
+        self._snapshot.drop(CkptError("this test hangs"))
 
 
 def snapshot_of(
