@@ -136,12 +136,10 @@ def prove(site: Site, row: GenerationRecord) -> GenerationRecord:
     """
     folder = verdicts.folder_of(row)
     record = verdict.encode_commit(verdicts.commit_of(site, row))
-    hint = layout.commit_hint(row.run_key, row.epoch, row.commit_seq or 0, row.key)
 
     def put() -> GenerationRecord:
         site.backend.create(f"{folder}/{layout.COMMIT}", record)
-        site.backend.make_folder(layout.commits_folder(row.run_key))
-        site.backend.create(hint, b"")
+        create_hint(site, row.run_key, row.key, epoch=row.epoch, seq=row.commit_seq or 0)
         return site.sql().set_proven(row.id)
 
     try:
@@ -151,6 +149,12 @@ def prove(site: Site, row: GenerationRecord) -> GenerationRecord:
     except (BackendError, CatalogError) as error:
         log.warning("generation %d of run %r is committed, its proof is pending: %s", row.id, row.run, error)
     return row
+
+
+def create_hint(site: Site, run_key: str, key: str, *, epoch: int, seq: int) -> None:
+    """The object by which one listing finds a commit. Before anything calls the generation proven."""
+    site.backend.make_folder(layout.commits_folder(run_key))
+    site.backend.create(layout.commit_hint(run_key, epoch, seq, key), b"")
 
 
 def settle_lower(site: Site, row: GenerationRecord, *, fence: int, until: float) -> None:

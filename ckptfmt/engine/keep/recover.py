@@ -160,6 +160,8 @@ def adopt(site: Site, row: GenerationRecord, *, fence: int) -> GenerationRecord:
     facts = protocol.durable_facts(opened.manifest, row.key, ref.name, ref.digest, ref.bytes)
     if opened.info.committed_at is None:
         raise FormatError(f"{site.backend.url}/{folder}: a committed verdict without a time")
+    # The row will say that it is proven, so nobody would make the hint after a crash in between.
+    protocol.create_hint(site, row.run_key, row.key, epoch=found.epoch, seq=found.commit_seq)
     adopted = site.sql().adopt(
         row.id,
         AdoptFacts(
