@@ -97,13 +97,13 @@ class Matcher:
 
         This loop is run for every tensor of a state: it keeps at hand what it needs.
         """
-        at_a_glance = self._renamed is None and self._selection.everything
+        at_a_glance, everything, wants = self._renamed is None, self._selection.everything, self._selection.wants
         family_of, find, rank = self._families.of, self._opened.stored.find, self._rank
         fills, loaded, at_address = self.plan.fills, self.plan.loaded, self._ties.at_address
         prefix = f"{path}." if path else ""
         for (key, live), node in zip(items, nodes, strict=True):
             where = prefix + (key if type(key) is str and key.isascii() else tree.component(key))
-            name = tensor_name(node) if at_a_glance else None
+            name = tensor_name(node) if at_a_glance and (everything or wants(where)) else None
             family = None if name is None else family_of(live)
             if name is not None and family is not None:
                 row = find(name, rank)
