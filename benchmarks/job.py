@@ -25,6 +25,8 @@ PRELOADED = (
     "ckptfmt.backends.posix",
     "ckptfmt.catalog.open",
     "ckptfmt.catalog.sql",
+    "ckptfmt.catalog.sqlite_engine",
+    "ckptfmt.catalog.upgrade",
     "ckptfmt.checkpointer",
     "ckptfmt.launching",
     "ckptfmt.oneshot",

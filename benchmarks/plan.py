@@ -156,7 +156,7 @@ class Plan:
 
     def _modes(self, turn: int) -> None:
         """Saves of ckptfmt that are waited for, beside busy processes, and back to back."""
-        for way in _in_turn(["saves", "beside_busy", "back_to_back"], turn):
+        for way in _in_turn(["saves", "beside_busy", "back_to_back", "two_in_flight"], turn):
             sample = self._run(f"saving.measure_{way}", "ckptfmt", "part", count=1 + self._scale.pairs)
             self.samples.add("modes", way, sample)
 

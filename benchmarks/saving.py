@@ -50,10 +50,24 @@ def measure_first(job: Job) -> dict[str, Any]:
 
 def measure_back_to_back(job: Job) -> dict[str, Any]:
     """Saves that do not wait: what of the next call is the wait for the one before, and what is its own stall."""
+    return _back_to_back(job, in_flight_max=1)
+
+
+def measure_two_in_flight(job: Job) -> dict[str, Any]:
+    """``measure_back_to_back`` with room for a second snapshot."""
+    return _back_to_back(job, in_flight_max=2)
+
+
+def _back_to_back(job: Job, *, in_flight_max: int) -> dict[str, Any]:
     state = build(job)
     busy, stalls = [], []
-    with ckptfmt.open(job.folder / "repository") as repo, repo.checkpointer(RUN) as checkpointer:
-        for number in range(job.count):
+    opened = ckptfmt.open(job.folder / "repository")
+    with opened as repo, repo.checkpointer(RUN, in_flight_max=in_flight_max) as checkpointer:
+        for number in range(in_flight_max):  # buffers of their own
+            first = checkpointer.save(state, step=number)
+            assert first is not None
+        checkpointer.wait()
+        for number in range(in_flight_max, in_flight_max + job.count):
             states.step(state, number)
             pending = checkpointer.save(state, step=number)
             assert pending is not None

@@ -101,7 +101,8 @@ def _modes(samples: Samples, group: str) -> Iterator[str]:
     rows: list[Row] = [("", "stall", "wait for the save before")]
     for way, text in (("saves", "each save waited for"), ("beside_busy", "beside busy processes")):
         rows.append((text, spread(samples.later(group, way, "stall")), ""))
-    rows.append(("back to back", *(spread(samples.field(group, "back_to_back", name)) for name in ("stalls", "busy"))))
+    for way, text in (("back_to_back", "back to back"), ("two_in_flight", "back to back, two in flight")):
+        rows.append((text, *(spread(samples.field(group, way, name)) for name in ("stalls", "busy"))))
     yield from _titled("Saves of ckptfmt, a part of the train state, second and later", rows)
 
 
