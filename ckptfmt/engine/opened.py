@@ -59,15 +59,27 @@ class Opened:
 
     def saved_as(self, stored_name: str) -> str:
         """The word of the array library that a tensor came from: ``tensor`` (torch) or ``array`` (numpy, bytes)."""
-        return self._saved_as.get(stored_name, "array")
+        if self._asked or "_saved_as" in vars(self):
+            return self._saved_as.get(stored_name, "array")
+        # Whoever asks once reads one tensor: all others are not worth looking at.
+        self._asked.append(stored_name)
+        names = [stored_name, *(other for other, name in self.manifest.aliases.items() if name == stored_name)]
+        found = (tree.first_tag(node, names, ("tensor", "array")) for node in self._trees())
+        return next(filter(None, found), "array")
+
+    @cached_property
+    def _asked(self) -> list[str]:
+        return []
+
+    def _trees(self) -> list[tree.Node]:
+        return [self.common, *(node for slots in self.manifest.trees.per_rank.values() for node in slots.values())]
 
     @cached_property
     def _saved_as(self) -> dict[str, str]:
         """The first reference to a tensor decides; an alias counts as the name it is stored under."""
         found: dict[str, str] = {}
         aliases = self.manifest.aliases
-        slots = (node for slots in self.manifest.trees.per_rank.values() for node in slots.values())
-        for node in (self.common, *slots):
+        for node in self._trees():
             for tag, name in tree.references(node):
                 if tag in ("tensor", "array"):
                     found.setdefault(aliases.get(name, name), tag)

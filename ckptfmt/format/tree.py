@@ -29,7 +29,7 @@ from ckptfmt.format.tree_nodes import (
 )
 from ckptfmt.format.tree_registry import register_tag, register_type
 from ckptfmt.format.tree_scalars import Node
-from ckptfmt.format.tree_walk import references, subtree, unite
+from ckptfmt.format.tree_walk import first_tag, references, subtree, unite
 
 __all__ = [
     "DEPTH_MAX",
@@ -40,6 +40,7 @@ __all__ = [
     "component",
     "decode",
     "encode",
+    "first_tag",
     "join",
     "per_rank",
     "reference",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -92,6 +92,21 @@ def references(node: Node) -> Iterator[tuple[str, str]]:
     """Yield (tag, name) of every reference and (``per_rank``, slot) of every slot below ``node``, in order."""
     for mark in marks(node):
         yield mark[0], mark_name(mark)
+
+
+def first_tag(node: Node, names: Iterable[str], tags: Iterable[str]) -> str | None:
+    """Return which of ``tags`` the first reference to a tensor of one of ``names`` has; None if there is none.
+
+    For one question only: it searches the node's text, which takes a fraction of the time of a walk. In JSON ``{"``
+    and a name begin an object, never anything within a string, where quotes are escaped.
+    """
+    text = msgspec.json.encode(node)
+    words = [msgspec.json.encode(name) for name in names]
+    forms = [
+        (tag, form % (tag.encode(), word)) for tag in tags for word in words for form in (b'{"%b":%b', b'{"%b":[%b')
+    ]
+    places = [(text.find(form), tag) for tag, form in forms]
+    return min((place for place in places if place[0] >= 0), default=(0, None))[1]
 
 
 def _inner(node: Node) -> tuple[str, Any]:

@@ -33,7 +33,7 @@ def read(text: bytes, type_: type[S]) -> S | None:
         shapes = _extents(value.tensors.shape)
         fields["tensors"] = _table(TensorTable, value.tensors, shape=shapes)
         fields["boxes"] = _boxes(value.boxes, bytes(value.tensors.shape), shapes)
-    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError, IndexError):
         return None
     return type_(**fields)
 
@@ -41,7 +41,7 @@ def read(text: bytes, type_: type[S]) -> S | None:
 def _boxes(raw: Any, shapes_text: bytes, shapes: list[Extent]) -> BoxTable:
     if bytes(raw.size) != shapes_text:
         return _table(BoxTable, raw, size=_extents(raw.size), start=_extents(raw.start))
-    corners = [CORNERS[len(shape)] if len(shape) < len(CORNERS) else () for shape in shapes]
+    corners = list(map(CORNERS.__getitem__, map(len, shapes)))
     whole = msgspec.json.encode(corners) == bytes(raw.start)
     return _table(BoxTable, raw, size=list(shapes), start=corners if whole else _extents(raw.start))
 

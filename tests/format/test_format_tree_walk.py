@@ -56,6 +56,27 @@ def test_references_in_order() -> None:
         list(tree.references({"per_rank": 1}))
 
 
+def test_the_first_reference_is_found_in_the_text() -> None:
+    odd = 'q"{'
+    node = {
+        "dict": [
+            ["text", '{"array":"a"}'],
+            [odd, {"tensor": "b"}],
+            ["p", {"tensor": ["c", "parameter"]}],
+            ["again", {"array": "c"}],
+            ["n", {"array": "b"}],
+            ["k", {"tensor": odd}],
+            ["deep", {"tuple": [{"stored_bytes": "a"}, {"array": "ü"}]}],
+        ]
+    }
+    tags = ("array", "tensor")
+    assert [tree.first_tag(node, [name], tags) for name in ("a", "b", "c", odd, "ü", "x")] == [
+        None, "tensor", "tensor", "tensor", "array", None
+    ]  # fmt: skip
+    assert tree.first_tag(node, ["ü", "c"], tags) == "tensor"
+    assert tree.first_tag({"tensor": "a"}, [], tags) is None
+
+
 def test_unite() -> None:
     a = tree.encode({"x": 1, "l": [1, {"p": 1}], "o": OrderedDict(k=1), "t": (1, {"z": 0})}, leaf)
     b = tree.encode({"y": 2, "x": 1, "l": [1, {"q": 2}], "o": OrderedDict(m=2), "t": (1, {"w": 0})}, leaf)
