@@ -16,11 +16,11 @@ from typing import Final
 import msgspec
 
 from ckptfmt.backends.buffers import flat_bytes
-from ckptfmt.backends.keys import is_catalog_file, is_component, is_temporary, temporary_name
+from ckptfmt.backends.keys import is_catalog_file, is_component, is_temporary
 from ckptfmt.backends.posix_create import Creation
 from ckptfmt.backends.posix_direct import BLOCK, DirectRules
 from ckptfmt.backends.posix_errors import translate, translated
-from ckptfmt.backends.posix_folders import Folders
+from ckptfmt.backends.posix_folders import ABSENT, Folders
 from ckptfmt.backends.posix_mapping import MappedRange, map_cached
 from ckptfmt.backends.posix_reader import PosixReader, require_regular
 from ckptfmt.backends.posix_writer import PosixWriter
@@ -29,7 +29,6 @@ from ckptfmt.errors import InvalidInput
 from ckptfmt.ports.backend import Buffer, ObjectInfo, Traits
 
 _LARGEST: Final = 2**63 - 1 - BLOCK
-_ABSENT: Final = (FileNotFoundError, NotADirectoryError)
 
 
 class PosixOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,12 +79,11 @@ class PosixBackend:
         """Make the root folder if it is absent, durably, and prove that this process may write there.
 
         ``AccessDenied`` on a read-only file system or without permission, ``Conflict`` if a file is in the way.
+        A full one is no error here: whoever wants to free space there has to get in.
         """
         with translated("make repository root", self._folders.root):
             self._folders.create_root()
-            probe = os.path.join(self._folders.root, temporary_name())
-            self._sys.close(self._sys.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
-            self._sys.unlink(probe)
+            self._folders.prove_writable()
 
     def make_folder(self, prefix: str) -> None:
         with translated("make folder", os.path.join(self._folders.root, prefix)):
@@ -94,16 +92,13 @@ class PosixBackend:
     def has_folder(self, prefix: str) -> bool:
         path = self._folders.folder_path(prefix, "look for folder")
         with translated("look for folder", path):
-            try:
-                return stat.S_ISDIR(self._sys.lstat(path + os.sep).st_mode)
-            except _ABSENT:
-                return False
+            return self._folders.is_folder(path)
 
     # -- writing -------------------------------------------------------------------------------
     def create(self, key: str, data: Buffer) -> None:
         path = self._folders.object_path(key, "create")
         view = flat_bytes(data, f"create {path}")
-        with translated("create", path, needed=len(view), free=self._folders.free_bytes_or_none):
+        with translated("create", path, needed=len(view), free=self._folders.room_or_none):
             self._creation.create(path, view)
 
     def open_writer(self, key: str, nbytes: int) -> PosixWriter:
@@ -111,7 +106,7 @@ class PosixBackend:
         if not 0 <= nbytes <= _LARGEST:
             raise InvalidInput(f"write {path}: {nbytes} is no size of a file; give 0 to {_LARGEST} bytes")
         writer = PosixWriter(path, nbytes, self._folders, self._rules, self._sys)
-        with translated("write", path, needed=nbytes, free=self._folders.free_bytes_or_none):
+        with translated("write", path, needed=nbytes, free=self._folders.room_or_none):
             writer.open()
         return writer
 
@@ -200,7 +195,7 @@ class PosixBackend:
     def _entries(self, path: str, prefix: str, *, temporary: bool = False) -> list[os.DirEntry[str]]:
         try:
             entries = self._sys.scandir(path)
-        except _ABSENT:
+        except ABSENT:
             return []
         return [
             entry
@@ -223,7 +218,8 @@ class PosixBackend:
     # -- the place -----------------------------------------------------------------------------
     def space(self) -> int | None:
         with translated("ask for the free space of", self._folders.root):
-            return self._folders.free_bytes()
+            room = self._folders.room()
+            return None if room is None else room.nbytes
 
     def close(self) -> None:
         """Nothing to release: descriptors live only as long as a call or a writer."""

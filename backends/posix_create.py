@@ -15,6 +15,8 @@ import os
 from typing import Final
 
 from ckptfmt.backends.keys import temporary_name
+from ckptfmt.backends.posix_descriptors import opened
+from ckptfmt.backends.posix_errors import NO_SPACE
 from ckptfmt.backends.posix_folders import Folders
 from ckptfmt.backends.posix_reader import require_regular
 from ckptfmt.backends.syscalls import Syscalls
@@ -36,7 +38,14 @@ class Creation:
         """Make ``path`` hold exactly ``data``; ``Conflict`` if it holds something else."""
         folder = os.path.dirname(path)
         temporary = os.path.join(folder, temporary_name())
-        self._write_new(temporary, data)
+        try:
+            self._write_new(temporary, data)
+        except OSError as error:
+            if error.errno not in NO_SPACE or not self._folders.stands(path):
+                raise
+            # An object that is there needs no room: without this nobody could free any, since verdicts come first.
+            self._require_equal(path, data)
+            return self._folders.sync(folder)
         try:
             published = self._publish(temporary, path)
         except FileExistsError:
@@ -49,7 +58,7 @@ class Creation:
         if not published:
             self._sys.unlink(temporary)
             self._write_in_place(path, data)
-        self._folders.sync(folder)
+        return self._folders.sync(folder)
 
     def _publish(self, temporary: str, path: str) -> bool:
         """Give the finished file its name. False if the file system can't do that without overwriting."""
@@ -70,13 +79,12 @@ class Creation:
         return True
 
     def _write_new(self, path: str, data: memoryview) -> None:
-        descriptor = self._sys.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW)
         try:
-            try:
+            with opened(
+                self._sys, path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, writing=True
+            ) as descriptor:
                 self._write(descriptor, path, data, 0)
                 self._sys.fsync(descriptor)
-            finally:
-                self._sys.close(descriptor)
         except BaseException:
             self._drop(path)
             raise
@@ -92,8 +100,7 @@ class Creation:
             done += count
 
     def _write_in_place(self, path: str, data: memoryview) -> None:
-        descriptor = self._sys.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW)
-        try:
+        with opened(self._sys, path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, writing=True) as descriptor:
             # Held until closed, so that a beginning seen under it is a dead writer's and not a live one's.
             self._sys.lock(descriptor)
             found = self._beginning(descriptor, len(data) + 1)
@@ -101,19 +108,14 @@ class Creation:
                 raise _occupied(path)
             self._write(descriptor, path, data, len(found))
             self._sys.fsync(descriptor)
-        finally:
-            self._sys.close(descriptor)
 
     def _require_equal(self, path: str, data: memoryview) -> None:
         require_regular(self._sys.lstat(path), path)
-        descriptor = self._sys.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
+        with opened(self._sys, path, os.O_RDONLY | os.O_NOFOLLOW, writing=True) as descriptor:
             if self._beginning(descriptor, len(data) + 1) != data:
                 raise _occupied(path)
             # Whoever wrote it may have died before its own sync.
             self._sys.fsync(descriptor)
-        finally:
-            self._sys.close(descriptor)
 
     def _beginning(self, descriptor: int, limit: int) -> bytearray:
         """Return the first bytes of an open file, at most ``limit``."""

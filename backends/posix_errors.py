@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from ckptfmt.errors import (
@@ -18,7 +19,7 @@ from ckptfmt.errors import (
     Unavailable,
 )
 
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 _TRY_AGAIN: Final = frozenset(
@@ -53,6 +54,14 @@ _DENIED_ADVICE: Final = {
 }
 
 
+@dataclass(frozen=True)
+class Room:
+    """What a file system has left: bytes, and files (None where it does not count them)."""
+
+    nbytes: int
+    files: int | None
+
+
 def translate(
     error: OSError,
     operation: str,
@@ -60,7 +69,7 @@ def translate(
     *,
     offset: int | None = None,
     needed: int | None = None,
-    free: Callable[[], int | None] | None = None,
+    free: Callable[[], Room | None] | None = None,
 ) -> CkptError:
     """Return what ``error`` means for ``operation`` on ``path``.
 
@@ -69,7 +78,7 @@ def translate(
     code = error.errno
     where = path if offset is None else f"{path} at offset {offset}"
     what = f"{operation} {where}: {_words(error)}"
-    if code in _NO_SPACE:
+    if code in NO_SPACE:
         return out_of_space(what, code, needed, free() if free is not None and code == errno.ENOSPC else None)
     if code in _DENIED:
         return AccessDenied(f"{what}; {_DENIED_ADVICE[code]}", errno=code)
@@ -105,18 +114,18 @@ def _other(what: str, code: int | None) -> BackendError:
     return BackendError(f"{what}; check the file system that holds it", errno=code)
 
 
-def out_of_space(what: str, code: int | None, needed: int | None, free: int | None) -> OutOfSpace:
-    """Build the one message about room. ``needed`` and ``free`` are bytes."""
+def out_of_space(what: str, code: int | None, needed: int | None, free: Room | None) -> OutOfSpace:
+    """Build the one message about room. ``needed`` is in bytes."""
     numbers = [f"needed {needed} bytes"] if needed is not None else []
     if code == errno.EDQUOT:
         numbers.append("the quota is used up")
     elif free is not None:
-        numbers.append(f"free {free} bytes")
+        numbers.append(f"free {free.nbytes} bytes{' but no inodes' if free.files == 0 else ''}")
     detail = f" ({', '.join(numbers)})" if numbers else ""
     return OutOfSpace(
         f"{what}{detail}; remove old generations with `ckptfmt gc`, or free other space there",
         needed=needed,
-        free=free,
+        free=None if free is None else free.nbytes,
         errno=code,
     )
 
@@ -141,7 +150,7 @@ def translated(
     path: str,
     *,
     needed: int | None = None,
-    free: Callable[[], int | None] | None = None,
+    free: Callable[[], Room | None] | None = None,
 ) -> Iterator[None]:
     """Let no bare ``OSError`` out of the block."""
     try:

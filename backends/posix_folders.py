@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 from typing import Final
 
-from ckptfmt.backends.keys import checked_key, checked_prefix
-from ckptfmt.backends.posix_errors import symlink_refused
+from ckptfmt.backends.keys import checked_key, checked_prefix, temporary_name
+from ckptfmt.backends.posix_descriptors import opened
+from ckptfmt.backends.posix_errors import NO_SPACE, Room, symlink_refused
 from ckptfmt.backends.syscalls import Syscalls
 from ckptfmt.errors import Conflict
 
+ABSENT: Final = (FileNotFoundError, NotADirectoryError)
 _log = logging.getLogger("ckptfmt.backends.posix")
 
 # linux/magic.h, and for zfs, lustre, gpfs, bcachefs and f2fs what statfs(2) and those projects document
@@ -69,14 +72,26 @@ class Folders:
         """Make the root and the folders above it that are absent, durably."""
         missing: list[str] = []
         path = self.root
-        while not os.path.lexists(path):
+        while not self.stands(path):
             missing.append(path)
             path = os.path.dirname(path)
         for folder in reversed(missing):
             self._mkdir(folder)
             self.sync(os.path.dirname(folder))
-        if not os.path.isdir(self.root):
+        if not self.is_folder(self.root):
             raise Conflict(f"make repository root {self.root}: a file stands in its place; move it away")
+
+    def prove_writable(self) -> None:
+        """Make a file in the root and remove it. Without room for one this says nothing, and is no error."""
+        probe = os.path.join(self.root, temporary_name())
+        try:
+            with opened(self._sys, probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, writing=False):
+                pass
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+        else:
+            self._sys.unlink(probe)
 
     def make(self, prefix: str) -> None:
         """Make ``prefix`` and its parents below the root, durably."""
@@ -92,20 +107,34 @@ class Folders:
         try:
             self._sys.mkdir(path)
         except FileExistsError:
-            if not os.path.isdir(path):
+            if not self.is_folder(path):
                 raise Conflict(f"make folder {path}: a file stands in its place; move it away") from None
+
+    # os.path's questions answer no to every error: a disk that fails would be told as a file in the way.
+    def stands(self, path: str) -> bool:
+        """Whether there is something of that name, or a link to nowhere. ``OSError`` if that can't be told."""
+        try:
+            self._sys.lstat(path)
+        except ABSENT:
+            return False
+        return True
+
+    def is_folder(self, path: str) -> bool:
+        """Whether ``path`` is a folder, or a link to one. Raises ``OSError`` if that can't be told."""
+        try:
+            return stat.S_ISDIR(self._sys.lstat(path + os.sep).st_mode)
+        except ABSENT:
+            return False
 
     def sync(self, path: str) -> None:
         """Make the entries of the folder ``path`` durable."""
-        descriptor = self._sys.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self._sys.fsync(descriptor)
-        except OSError as error:
-            if error.errno not in _NO_FOLDER_SYNC:
-                raise
-            self._tell_no_sync()
-        finally:
-            self._sys.close(descriptor)
+        with opened(self._sys, path, os.O_RDONLY | os.O_DIRECTORY, writing=True) as descriptor:
+            try:
+                self._sys.fsync(descriptor)
+            except OSError as error:
+                if error.errno not in _NO_FOLDER_SYNC:
+                    raise
+                self._tell_no_sync()
 
     def _tell_no_sync(self) -> None:
         self._tell_once(self.root, "this file system can't sync folders; new names are durable when it sees fit")
@@ -122,19 +151,21 @@ class Folders:
     # -- the place -----------------------------------------------------------------------------
     def _existing(self) -> str:
         path = self.root
-        while not os.path.lexists(path) and path != os.path.dirname(path):
+        while not self.stands(path) and path != os.path.dirname(path):
             path = os.path.dirname(path)
         return path
 
-    def free_bytes(self) -> int | None:
-        """Return the free bytes for a writer without privileges; None where the file system counts nothing."""
+    def room(self) -> Room | None:
+        """Return what is left for a writer without privileges; None where the file system counts nothing."""
         place = self._sys.statvfs(self._existing())
-        return place.f_bavail * place.f_frsize if place.f_blocks else None
+        if not place.f_blocks:
+            return None
+        return Room(place.f_bavail * place.f_frsize, place.f_favail if place.f_files else None)
 
-    def free_bytes_or_none(self) -> int | None:
-        """As ``free_bytes``, for error messages: an error here must not hide the one being told."""
+    def room_or_none(self) -> Room | None:
+        """As ``room``, for error messages: an error here must not hide the one being told."""
         try:
-            return self.free_bytes()
+            return self.room()
         except OSError:
             return None
 

@@ -14,6 +14,7 @@ import os
 from typing import Final
 
 from ckptfmt.backends.buffers import address_of
+from ckptfmt.backends.posix_descriptors import opened
 from ckptfmt.backends.posix_errors import translate
 from ckptfmt.backends.posix_reader import require_regular
 from ckptfmt.backends.syscalls import Syscalls
@@ -43,8 +44,7 @@ def map_cached(path: str, offset: int, memory: memoryview, syscalls: Syscalls) -
     address = address_of(memory)
     if not len(memory) or address % mmap.PAGESIZE or offset % mmap.PAGESIZE:
         return None
-    descriptor = syscalls.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
+    with opened(syscalls, path, os.O_RDONLY | os.O_NOFOLLOW, writing=False) as descriptor:
         facts = syscalls.fstat(descriptor)
         require_regular(facts, path)
         pages = -(-len(memory) // mmap.PAGESIZE)
@@ -58,6 +58,4 @@ def map_cached(path: str, offset: int, memory: memoryview, syscalls: Syscalls) -
             if error.errno in _REFUSED:
                 return None
             raise
-    finally:
-        syscalls.close(descriptor)
     return MappedRange(path, offset, address, syscalls)

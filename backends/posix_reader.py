@@ -12,6 +12,7 @@ import stat
 from typing import Final
 
 from ckptfmt.backends.buffers import address_of
+from ckptfmt.backends.posix_descriptors import opened
 from ckptfmt.backends.posix_direct import DirectRules
 from ckptfmt.backends.posix_errors import symlink_refused
 from ckptfmt.backends.syscalls import Syscalls
@@ -29,21 +30,17 @@ class PosixReader:
 
     def read_into(self, path: str, offset: int, view: memoryview) -> None:
         """Fill ``view`` from ``offset``. ``Corrupt`` if the file ends before that."""
-        descriptor = self._sys.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
+        with opened(self._sys, path, os.O_RDONLY | os.O_NOFOLLOW, writing=False) as descriptor:
             facts = self._sys.fstat(descriptor)
             require_regular(facts, path)
             if facts.st_size < offset + len(view):
                 raise _short(path, offset, len(view), max(0, facts.st_size - offset))
             done = self._read_direct(descriptor, facts.st_dev, path, offset, view)
             self._read_buffered(descriptor, path, offset, view, done)
-        finally:
-            self._sys.close(descriptor)
 
     def read_whole(self, path: str, limit: int) -> bytes:
         """Return all bytes of a small file. ``FormatError`` if there are more than ``limit``."""
-        descriptor = self._sys.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
+        with opened(self._sys, path, os.O_RDONLY | os.O_NOFOLLOW, writing=False) as descriptor:
             facts = self._sys.fstat(descriptor)
             require_regular(facts, path)
             if facts.st_size > limit:
@@ -54,8 +51,6 @@ class PosixReader:
             data = bytearray(facts.st_size)
             self._read_buffered(descriptor, path, 0, memoryview(data), 0)
             return bytes(data)
-        finally:
-            self._sys.close(descriptor)
 
     def _read_direct(self, descriptor: int, device: int, path: str, offset: int, view: memoryview) -> int:
         """Read the whole blocks of ``view`` past the page cache, if that is both possible and faster.

@@ -47,8 +47,8 @@ class PosixWriter:
     # -- opening -------------------------------------------------------------------------------
     def open(self) -> None:
         """Make the file and reserve its space. On any error nothing is left behind."""
-        free = self._folders.free_bytes()
-        if free is not None and free < self._nbytes:
+        free = self._folders.room()
+        if free is not None and free.nbytes < self._nbytes:
             raise out_of_space(f"write {self._path}: not enough space", errno.ENOSPC, self._nbytes, free)
         self._buffered = self._sys.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW)
         try:
@@ -232,5 +232,5 @@ class PosixWriter:
                 self._path,
                 offset=offset,
                 needed=self._nbytes,
-                free=self._folders.free_bytes_or_none,
+                free=self._folders.room_or_none,
             ) from error

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckptfmt.backends.posix import PosixBackend
-from ckptfmt.backends.posix_errors import translate
+from ckptfmt.backends.posix_errors import Room, translate
 from ckptfmt.errors import (
     AccessDenied,
     BackendError,
@@ -69,7 +69,7 @@ ONE_OF_EACH = (
 
 @pytest.mark.parametrize("code", sorted(errno.errorcode))
 def test_every_errno_has_a_meaning(code: int) -> None:
-    error = translate(OSError(code, os.strerror(code)), "write", "/r/f/x", offset=7, needed=10, free=lambda: 3)
+    error = translate(OSError(code, os.strerror(code)), "write", "/r/f/x", offset=7, needed=10, free=lambda: Room(3, 7))
     if code in EXPECTED:
         assert type(error) is EXPECTED[code]
     else:
@@ -84,11 +84,13 @@ def test_every_errno_has_a_meaning(code: int) -> None:
 
 
 def test_no_space_tells_needed_and_free_but_a_quota_has_no_free() -> None:
-    full = translate(OSError(errno.ENOSPC, "x"), "write", "/p", needed=10, free=lambda: 3)
+    full = translate(OSError(errno.ENOSPC, "x"), "write", "/p", needed=10, free=lambda: Room(3, 7))
     assert isinstance(full, OutOfSpace)
     assert (full.needed, full.free) == (10, 3)
     assert "needed 10 bytes, free 3 bytes" in str(full)
-    quota = translate(OSError(errno.EDQUOT, "x"), "write", "/p", needed=10, free=lambda: 3)
+    crowded = translate(OSError(errno.ENOSPC, "x"), "write", "/p", needed=10, free=lambda: Room(999, 0))
+    assert "free 999 bytes but no inodes" in str(crowded)
+    quota = translate(OSError(errno.EDQUOT, "x"), "write", "/p", needed=10, free=lambda: Room(3, 7))
     assert isinstance(quota, OutOfSpace)
     assert (quota.needed, quota.free) == (10, None)
     assert "quota" in str(quota)
@@ -252,3 +254,33 @@ def test_abort_waits_for_running_writes(tmp_path: Path) -> None:
     thread.join(10)
     aborting.join(10)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_close_does_not_hide_the_one_before_it(tmp_path: Path) -> None:
+    calls = WatchedSyscalls()
+    backend = PosixBackend(tmp_path, syscalls=calls)
+    backend.create_root()
+    calls.fail("close", errno.EIO)
+    calls.fail("fsync", errno.EDQUOT, times=1)
+    with pytest.raises(OutOfSpace, match="quota"):
+        backend.create("x", b"data")
+    writer = backend.open_writer("y", 4)
+    writer.write_at(0, b"data")
+    calls.fail("fsync", errno.EDQUOT, times=1)
+    with pytest.raises(OutOfSpace, match="quota"):
+        writer.finish()
+    with contextlib.suppress(BackendError):  # the folder's descriptor doesn't close well either
+        writer.abort()
+    assert calls.left_open == []
+
+
+def test_an_error_of_close_says_nothing_of_bytes_that_were_read(tmp_path: Path) -> None:
+    calls = WatchedSyscalls()
+    backend = PosixBackend(tmp_path, syscalls=calls)
+    backend.create("x", b"data")
+    calls.fail("close", errno.EIO)
+    assert backend.read("x", limit=4) == b"data"
+    into = bytearray(4)
+    backend.read_into("x", 0, memoryview(into))
+    assert into == b"data"
+    assert calls.left_open == []
