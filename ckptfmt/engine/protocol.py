@@ -17,7 +17,7 @@ from ckptfmt.engine.site import Site
 from ckptfmt.errors import BackendError, CatalogError, CkptError, Conflict, Corrupt, NotFound, SaveFailed
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.manifest import Manifest, Sound, encode_sound, manifest_digest
-from ckptfmt.format.merge import merge_sound
+from ckptfmt.format.merge import merge_parts
 from ckptfmt.format.part import PART_BYTES_MAX, Part, decode_part
 from ckptfmt.format.states import OPEN_STATES, State
 from ckptfmt.ports.catalog import DurableFacts, GenerationRecord, PackRecord, RankRecord
@@ -87,7 +87,7 @@ def merged_manifest(site: Site, row: GenerationRecord, *, parent: str | None) ->
     """The manifest that C3 would store; every part and pack is checked, nothing is written."""
     parts = read_parts(site, row, site.sql().ranks(row.id))
     with held_back():
-        sound = merge_sound(parts, id=row.id, parent=parent, repository=site.repository, run=row.run)
+        sound = merge_parts(parts, id=row.id, parent=parent, repository=site.repository, run=row.run)
     check_packs(site, verdicts.folder_of(row), sound.manifest)
     return sound
 

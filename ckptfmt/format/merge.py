@@ -26,12 +26,7 @@ class _Stored(NamedTuple):
     digests: str
 
 
-def merge_parts(parts: Sequence[Part], *, id: int, repository: str, run: str, parent: str | None) -> Manifest:
-    """Return the manifest of the generation that ``parts`` make up, valid as a whole. See ``merge_sound``."""
-    return merge_sound(parts, id=id, repository=repository, run=run, parent=parent).manifest
-
-
-def merge_sound(parts: Sequence[Part], *, id: int, repository: str, run: str, parent: str | None) -> Sound:
+def merge_parts(parts: Sequence[Part], *, id: int, repository: str, run: str, parent: str | None) -> Sound:
     """Return the manifest of the generation that ``parts`` make up, validated as a whole and ready to be encoded.
 
     Needs exactly one part of each rank, of one save. Boxes that several ranks hold must have equal

@@ -19,7 +19,7 @@ from ckptfmt.format.tables import BoxTable, ClaimTable, TensorTable
 
 
 def merge(*parts: Part) -> Manifest:
-    return merge_parts(parts, id=7, repository=fix.UUID, run="llama", parent=None)
+    return merge_parts(parts, id=7, repository=fix.UUID, run="llama", parent=None).manifest
 
 
 def share(rank: int, *, rows: tuple[int, int] = (2, 2), bias: bytes = b"b" * 8, write_bias: bool | None = None) -> Part:

@@ -282,7 +282,7 @@ def save(
     root: pathlib.Path, parts: list[Part], files: dict[str, bytes], *, id: int, seq: int, parent: str | None
 ) -> None:
     run_key = layout.run_key(RUN)
-    manifest = merge.merge_parts(parts, id=id, repository=REPOSITORY, run=RUN, parent=parent)
+    manifest = merge.merge_parts(parts, id=id, repository=REPOSITORY, run=RUN, parent=parent).manifest
     stored = encode_manifest(manifest)
     name = layout.manifest_name(manifest_digest(stored))
     files |= {layout.part_name(part.rank): encode_part(part) for part in parts} | {name: stored}
