@@ -7,14 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig_disks import Disk, Kind, MemoryFolder, RigError
+from rig_disks import Disk, Kind, MemoryFolder, RigError, hide_mounts
 from rig_needs import lacking, need_root, need_tools
 
 
-@pytest.fixture
-def memory_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, for images."""
+@pytest.fixture(scope="session")
+def own_mounts() -> None:
+    """What the rigs mount goes with this process, even if it is killed."""
     need_root("mount file systems")
+    try:
+        hide_mounts()
+    except RigError as error:
+        lacking(str(error))
+
+
+@pytest.fixture
+def memory_folder(own_mounts: None, tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, for images."""
     try:
         folder = MemoryFolder(tmp_path / "memory")
     except RigError as error:

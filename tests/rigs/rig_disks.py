@@ -41,6 +41,16 @@ _OPTIONS: Final[dict[Kind, str]] = {
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def hide_mounts() -> None:
+    """Let nobody else see what this process mounts from now on: with it, however it ends, the mounts are gone too.
+
+    Children inherit the view. ``RigError`` if that can't be had.
+    """
+    new_view, recursive, private = 0x20000, 0x4000, 1 << 18  # CLONE_NEWNS, MS_REC, MS_PRIVATE
+    if _libc.unshare(new_view) != 0 or _libc.mount(None, b"/", None, recursive | private, None) != 0:
+        raise RigError(f"no view of mounts of its own: {os.strerror(ctypes.get_errno())}")
+
+
 class Disk:
     """One image and the folder where it is mounted. ``work`` is a folder for both, best on a tmpfs."""
 

@@ -20,6 +20,7 @@ from collections import Counter
 from typing import Any
 
 import mfusepy
+from rig_processes import die_with_parent
 
 
 class FaultyMount(mfusepy.Operations):
@@ -164,6 +165,7 @@ class FaultyMount(mfusepy.Operations):
 
 
 if __name__ == "__main__":
+    die_with_parent()
     folder, point, rules, log = sys.argv[1:]
     mfusepy.FUSE(
         FaultyMount(folder, rules, log),

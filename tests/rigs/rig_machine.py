@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rig_disks import Disk
 from rig_needs import lacking, need_tools
+from rig_processes import die_with_parent
 
 _INIT = """#!/bin/sh
 mount -t proc proc /proc
@@ -85,12 +86,14 @@ class Machine:
         self._console = work / "console"
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(
-                ["linux.uml", *arguments],
+                # All its processes end with the first: it has some that nobody else would end.
+                ["unshare", "--pid", "--fork", "--kill-child", "linux.uml", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
 
     def wait_for_lines(self, name: str, count: int, seconds: float = 60) -> None:

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rig_disks import Cut, Disk, Switch
+from rig_disks import Cut, Disk, Switch, hide_mounts
 from rig_jobs import JOBS, Facts, Job, Place, examine, faults_of_job
 from rig_meter import Change, Meter
+from rig_processes import die_with_parent
 
 REPOSITORY: Final = "a/repository"
 _LIMIT_SECONDS: Final = 60
@@ -172,6 +173,8 @@ def _cases(order: dict[str, Any], total: int) -> Iterator[tuple[int, Cut]]:
 
 def main(order: dict[str, Any]) -> None:
     logging.disable(logging.CRITICAL)
+    die_with_parent()
+    hide_mounts()
     began = time.monotonic()
     work = Path(order["work"])
     work.mkdir()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from rig_faulty import FaultyDisk
-from rig_needs import need_root, need_tools
+from rig_needs import need_tools
 from rig_saves import Saves, assert_tells, causes
 
 from ckptfmt.errors import BackendError, Corrupt, OutOfSpace, SaveFailed
@@ -23,8 +23,7 @@ pytestmark = pytest.mark.rig
 
 
 @pytest.fixture(scope="module")
-def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyDisk]:
-    need_root("mount file systems")
+def mount(own_mounts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyDisk]:
     need_tools("fusermount3")
     disk = FaultyDisk(tmp_path_factory.mktemp("faulty"))
     yield disk
