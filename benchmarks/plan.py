@@ -23,7 +23,7 @@ from ckptfmt.repository import Repository
 LIMITS = "raw limits"
 IN_GOALS = ("ckptfmt", "safetensors", "DCP async", "DCP async, cached")
 """Compared in a goal, hence measured more often in each process."""
-IN_FEW_ROUNDS = ("torch.save", "DCP save", "DCP async, process")
+IN_FEW_ROUNDS = ("torch.save", "DCP save", "DCP async, process", "DCP async, blocking stager")
 FEW_ROUNDS = 3
 """Rounds of those that no goal is about; the time is spent on the others."""
 ONCE = (("DCP async, cached", "small"),)
