@@ -402,3 +402,26 @@ def test_the_cause_of_a_failure_is_chained(place: Place) -> None:
         eventually(lambda: process.backend.counts["write_at"] == 1)
         second = save(checkpointer, 2)
         assert any(isinstance(error, BackendError) for error in chain_of(second.exception(timeout=20)))
+
+
+@pytest.mark.parametrize("freeze", ["now", "deferred"])
+def test_a_save_for_which_there_is_no_thread_leaves_nothing_in_flight(
+    place: Place, monkeypatch: pytest.MonkeyPatch, freeze: Any
+) -> None:
+    start = threading.Thread.start
+    refused: list[str] = []
+
+    def refuse_once(thread: threading.Thread) -> None:
+        if thread.name.startswith("ckptfmt-save-") and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+    process = place.open()
+    with process.checkpointer(in_flight_max=2, freeze=freeze) as checkpointer:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            save(checkpointer, 1)
+        assert checkpointer.in_flight == ()
+        save(checkpointer, 2)
+    assert steps_in_order_of_commit(process) == [2]
