@@ -284,3 +284,30 @@ def test_an_error_of_close_says_nothing_of_bytes_that_were_read(tmp_path: Path) 
     backend.read_into("x", 0, memoryview(into))
     assert into == b"data"
     assert calls.left_open == []
+
+
+def test_an_object_that_is_there_needs_no_room(tmp_path: Path) -> None:
+    """Verdicts are created again before anything is deleted: on a full disk nothing could be freed otherwise."""
+    calls = WatchedSyscalls()
+    backend = PosixBackend(tmp_path, syscalls=calls)
+    backend.create("x", b"data")
+    for name in ("pwrite", "open"):
+        calls.fail(name, errno.ENOSPC, path=".ckptfmt-tmp-")
+        backend.create("x", b"data")
+        with pytest.raises(Conflict, match="taken by other bytes"):
+            backend.create("x", b"else")
+        with pytest.raises(OutOfSpace, match=r"create .*/y"):
+            backend.create("y", b"data")
+    backend.create_root()  # and whoever wants to free space gets in
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_folder_that_cannot_be_looked_at_is_no_file_in_the_way(tmp_path: Path) -> None:
+    calls = WatchedSyscalls()
+    backend = PosixBackend(tmp_path, syscalls=calls)
+    backend.make_folder("f")
+    calls.fail("lstat", errno.EIO)
+    for action in (lambda: backend.make_folder("f"), backend.create_root, lambda: backend.has_folder("f")):
+        with pytest.raises(BackendError, match="Input/output error") as caught:
+            action()
+        assert (caught.value.kind, caught.value.transient) == ("io_error", True)

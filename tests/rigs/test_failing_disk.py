@@ -54,9 +54,11 @@ def test_one_error_on_a_pack_costs_a_new_pack(disk: FaultyDisk, saves: Saves, op
     """The pack is written again under a new name. The failed file is never synced again, and never believed."""
     match = "" if op == "fsyncdir" else PACK
     with saves.checkpointer() as checkpointer:
-        # The folder of a generation is synced once when its pack is finished, and before that by make_folder above it.
-        disk.fail(op, code, match=match, times=1, nth=3 if op == "fsyncdir" else 1)
+        # Making the generation's folder syncs the three above it; the fourth sync is its own, for the pack's name.
+        disk.fail(op, code, match=match, times=1, nth=4 if op == "fsyncdir" else 1)
         generation = saves.save(checkpointer, 3).result(60)
+        (rank,) = checkpointer._context.site.sql().ranks(generation.id)
+        assert rank.retries == 1
     calls = disk.calls()
     assert sum(failed == code for _, _, failed in calls) == 1
     first = next(path for _, path, failed in calls if failed)
