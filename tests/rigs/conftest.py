@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rig_needs import lacking, need_root, need_tools
 def own_mounts() -> None:
     """What the rigs mount goes with this process, even if it is killed."""
     need_root("mount file systems")
+    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
     try:
         hide_mounts()
     except RigError as error:

@@ -142,7 +142,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _run(*command: object) -> None:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    try:
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise RigError(f"{command[0]} is not installed") from None
     if done.returncode != 0:
         raise RigError(f"{' '.join(map(str, command))}: {done.stderr.strip() or done.stdout.strip()}")
 

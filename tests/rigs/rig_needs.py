@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from typing import NoReturn
 
 import pytest
@@ -24,15 +23,6 @@ def need_root(why: str) -> None:
 
 def need_tools(*tools: str) -> None:
     """``tools`` are commands; the Debian packages that hold them are listed in ``.ci/run``."""
-    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-    missing = [tool for tool in tools if shutil.which(tool, path=path) is None]
+    missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         lacking(f"not installed: {', '.join(missing)}")
-
-
-def run(*command: object) -> str:
-    """Run a command that the rig can't do without; its standard output."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if done.returncode != 0:
-        lacking(f"{' '.join(map(str, command))}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
