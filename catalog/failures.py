@@ -17,9 +17,12 @@ _ADVICE: Final = {
     sqlite3.SQLITE_PERM: "permission was denied: check the file's owner and mode",
     sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: check that it and its folder exist and may be written",
     sqlite3.SQLITE_IOERR: "the disk failed: check the system log, then run `ckptfmt db check`",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged: restore the last `ckptfmt db backup`",
-    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database: check the URL",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged: rebuild it from storage, `ckptfmt db rebuild` keeps it aside",
+    sqlite3.SQLITE_NOTADB: (
+        "the file is not a SQLite database: check the URL, or rebuild it from storage: `ckptfmt db rebuild`"
+    ),
 }
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 def sqlite_code(error: BaseException) -> int | None:
@@ -79,4 +82,5 @@ def _translate(error: Exception, url: str) -> CatalogError:
         advice = _ADVICE.get(code or 0, "run `ckptfmt db check`")
     # A full disk or a failed read may pass; a damaged or foreign file does not.
     transient = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-    return CatalogError(f"catalog {url} failed ({text}): {advice}", kind="catalog", transient=transient)
+    kind = "catalog_damaged" if code in _DAMAGED else "catalog"
+    return CatalogError(f"catalog {url} failed ({text}): {advice}", kind=kind, transient=transient)

@@ -100,6 +100,16 @@ def adopt(tx: Transaction, generation_id: int, facts: AdoptFacts, *, fence: int)
     _require_free_seq(tx, run, row, facts)
     if run.next_commit_seq <= facts.commit_seq:
         tx.update("runs", "id = :run", {"next_commit_seq": facts.commit_seq + 1}, run=run.id)
+    move_adopted(tx, run, row, facts, fence=fence)
+    packs.refer(tx, run, row, facts.durable.packs)
+    _give_tags(tx, run, row)
+    return queries.by_id(tx.session, tx.repository_id, generation_id)
+
+
+def move_adopted(
+    tx: Transaction, run: RunRecord, row: GenerationRecord, facts: AdoptFacts, *, fence: int | None
+) -> None:
+    """Take the repair ``adopt``, under the lock of the run. Its ``commit_seq`` must be free."""
     now = tx.now()
     values = {
         **_manifest(facts.durable),
@@ -114,9 +124,13 @@ def adopt(tx: Transaction, generation_id: int, facts: AdoptFacts, *, fence: int)
         "adopted_by": actor(),
     }
     move(tx, run, row, "adopt", values, {"commit_seq": facts.commit_seq, "epoch": facts.epoch, "fence": fence})
-    packs.refer(tx, run, row, facts.durable.packs)
-    _give_tags(tx, run, row)
-    return queries.by_id(tx.session, tx.repository_id, generation_id)
+
+
+def holder_of_seq(tx: Transaction, run: RunRecord, facts: AdoptFacts) -> int | None:
+    """Id of the generation of the run that has this place in its order."""
+    query = "SELECT id FROM generations WHERE run_id = :run AND epoch = :epoch AND commit_seq = :seq"
+    found = tx.session.rows(query, run=run.id, epoch=facts.epoch, seq=facts.commit_seq)
+    return found[0][0] if found else None
 
 
 def _manifest(facts: DurableFacts) -> dict[str, Any]:
@@ -176,8 +190,8 @@ def _require_lower_saves_settled(tx: Transaction, row: GenerationRecord) -> None
 
 
 def _require_free_seq(tx: Transaction, run: RunRecord, row: GenerationRecord, facts: AdoptFacts) -> None:
-    query = "SELECT id FROM generations WHERE run_id = :run AND epoch = :epoch AND commit_seq = :seq"
-    for (other,) in tx.session.rows(query, run=run.id, epoch=facts.epoch, seq=facts.commit_seq):
+    other = holder_of_seq(tx, run, facts)
+    if other is not None:
         raise Conflict(
             f"the verdict on generation {row.id} has commit_seq {facts.commit_seq} of epoch {facts.epoch}, which "
             f"belongs to generation {other}: the repository was written under two catalogs"

@@ -34,9 +34,9 @@ def open_catalog(
 ) -> Catalog:
     """Open the catalog at ``url`` for the repository with the uuid ``repository``.
 
-    ``mode="r"`` opens the database read-only and changes nothing. ``create`` (with ``mode="w"``) makes the
-    database and its schema where there is none, and registers the repository under ``display_url`` (for
-    display only). ``filesystem`` tells the type of the file system that holds a SQLite file.
+    ``mode="r"`` opens the database read-only and changes nothing. ``create`` (with ``mode="w"``) makes the database and
+    its schema where there is none, and registers the repository as being at ``display_url``. ``filesystem`` tells the
+    type of the file system that holds a SQLite file.
 
     Raises ``NotFound`` where there is no database or it does not know the repository, ``CatalogError`` for a
     database of something else, an older or newer schema, or a file system that SQLite cannot trust, and
@@ -55,7 +55,7 @@ def open_catalog(
         if mode == "w":
             _prepare(sessions, url, create=create)
         known = _known(sessions, repository, shown)
-        if mode == "w" and (known[1] != display_url if known else create):
+        if known is None and mode == "w" and create:
             from ckptfmt.catalog.registration import register
 
             with sessions.write() as session:

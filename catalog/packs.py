@@ -40,6 +40,14 @@ def refer(tx: Transaction, run: RunRecord, generation: GenerationRecord, records
         tx.insert_if_absent("generation_packs", generation_id=generation.id, pack_id=pack_id)
 
 
+def restore(tx: Transaction, generation: GenerationRecord, records: Sequence[PackRecord]) -> None:
+    """Record the packs of a generation that storage proves: what the manifest names is what there is."""
+    for pack in records:
+        found = tx.session.rows(_KNOWN, repository=tx.repository_id, key=pack.generation_key, name=pack.name)
+        pack_id = found[0][0] if found else _insert(tx, pack)
+        tx.insert_if_absent("generation_packs", generation_id=generation.id, pack_id=pack_id)
+
+
 def _require_committed_user(
     tx: Transaction, run: RunRecord, generation: GenerationRecord, pack: PackRecord, pack_id: int | None
 ) -> None:

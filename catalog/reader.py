@@ -60,6 +60,13 @@ class CatalogReader:
         with self._reading() as snapshot:
             return identity.identity(snapshot)
 
+    def root_url(self) -> str:
+        with self._reading() as snapshot:
+            found = identity.repository(snapshot, self._repository)
+        if found is None:
+            raise CatalogError(f"the catalog {self._url} no longer knows its repository: run `ckptfmt db check`")
+        return found[1]
+
     def database_now(self) -> datetime:
         with self._reading() as snapshot:
             return identity.now(snapshot)
@@ -93,6 +100,10 @@ class CatalogReader:
     def generation_by_key(self, key: str) -> GenerationRecord | None:
         with self._reading() as snapshot:
             return generations.by_key(snapshot, self._repository_id, key)
+
+    def states(self) -> dict[str, tuple[State, int | None]]:
+        with self._reading() as snapshot:
+            return generations.states(snapshot, self._repository_id)
 
     def generations(
         self, *, run: str | None = None, states: Sequence[State] | None = None, limit: int | None = None
@@ -153,3 +164,4 @@ class ReadOnlyCatalog(CatalogReader):
     ensure_run = acquire_launch = renew_lease = close_launch = set_restored_from = _refuse
     begin_save = skip_save = report_rank = mark_durable = commit = set_proven = abort = adopt = _refuse
     retire = mark_swept = tag = untag = pin = unpin = quarantine = open_reader = close_reader = note = _refuse
+    moved_to = set_retention_hold = restore = _refuse

@@ -25,6 +25,10 @@ EVENT_KINDS: Final = frozenset(step.name for step in TRANSITIONS) | {
     "pin",
     "unpin",
     "quarantine",
+    "hold",
+    "release",
+    "rebuild",
+    "left_out",
 }
 """Kinds of the events that the catalog writes by itself."""
 
@@ -57,3 +61,12 @@ def note(tx: Transaction, name: str, *, generation_id: int | None, kind: str, de
         if owner.id != run.id:
             raise InvalidInput(f"generation {generation_id} is not of run {name!r}: note it in its own run")
     record(tx, run.id, kind, generation_id=generation_id, detail=detail)
+
+
+def set_retention_hold(tx: Transaction, name: str, held: bool) -> RunRecord:
+    """Hold everything of a run, or let it go."""
+    run = lock_run_named(tx, name)
+    if run.retention_hold != held:
+        tx.update("runs", "id = :run", {"retention_hold": held}, run=run.id)
+        record(tx, run.id, "hold" if held else "release")
+    return lock_run(tx, run.id)

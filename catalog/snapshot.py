@@ -35,6 +35,9 @@ class Session(Snapshot, Protocol):
     def execute(self, statement: str, **values: Any) -> int:
         """Run one statement that returns no rows; return how many rows it changed."""
 
+    def lift_ids(self, table: str, used: int, margin: int) -> None:
+        """Leave ``margin`` ids of ``table`` free above ``used``, and above whatever was given out so far."""
+
 
 class SqliteSession:
     """``Session`` on a connection that is in a transaction; of a reader's connection only ``Snapshot`` is used."""
@@ -47,6 +50,12 @@ class SqliteSession:
 
     def execute(self, statement: str, **values: Any) -> int:
         return self._connection.execute(_statement(statement), _bound(values)).rowcount
+
+    def lift_ids(self, table: str, used: int, margin: int) -> None:
+        lift = "UPDATE sqlite_sequence SET seq = MAX(seq, :used) + :margin WHERE name = :name"
+        if not self.execute(lift, used=used, margin=margin, name=table):
+            begin = "INSERT INTO sqlite_sequence (name, seq) VALUES (:name, :seq)"
+            self.execute(begin, name=table, seq=used + margin)
 
     def table_names(self) -> list[str]:
         # sqlite_master is read when a connection opens: asking it costs nothing more.

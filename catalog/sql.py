@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ckptfmt.catalog import generations, launches, readers, retention, runs, saves
+from ckptfmt.catalog import generations, launches, readers, registration, restoring, retention, runs, saves
 from ckptfmt.catalog.failures import translated
 from ckptfmt.catalog.reader import CatalogReader
 from ckptfmt.catalog.transaction import Transaction
@@ -23,6 +23,7 @@ from ckptfmt.ports.catalog import (
     RunRecord,
     SaveTicket,
 )
+from ckptfmt.ports.restoration import Restoration, RestoredRow
 
 
 class SqlCatalog(CatalogReader):
@@ -34,6 +35,10 @@ class SqlCatalog(CatalogReader):
     def _writing(self) -> Iterator[Transaction]:
         with translated(self._url), self._sessions.write() as session:
             yield Transaction(session, self._repository_id, self._url)
+
+    def moved_to(self, url: str) -> None:
+        with translated(self._url), self._sessions.write() as session:
+            registration.register(session, self._repository, url)
 
     # -- runs and launches ---------------------------------------------------------------------
     def ensure_run(self, name: str, key: str) -> RunRecord:
@@ -164,6 +169,16 @@ class SqlCatalog(CatalogReader):
     def quarantine(self, generation_id: int, *, reason: str) -> None:
         with self._writing() as tx:
             retention.quarantine(tx, generation_id, reason=reason)
+
+    def set_retention_hold(self, run: str, held: bool) -> RunRecord:
+        with self._writing() as tx:
+            return runs.set_retention_hold(tx, run, held)
+
+    # -- repair --------------------------------------------------------------------------------
+    def restore(self, plan: Restoration) -> list[RestoredRow]:
+        with self._writing() as tx:
+            registration.register(tx.session, self._repository, plan.url)
+            return restoring.restore(tx, plan)
 
     # -- readers and notes ----------------------------------------------------------------------
     def open_reader(self, generation_id: int, *, host: str, pid: int, ttl_seconds: float) -> int:

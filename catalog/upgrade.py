@@ -67,7 +67,7 @@ def create_schema(url: str) -> None:
                 require_head(revision, shown)
                 return
             _migrate(connection)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def check(url: str) -> CatalogCheck:
@@ -112,7 +112,7 @@ def backup(url: str, target: str | Path) -> Path:
         raise CatalogError(f"the backup {target} could not be written ({error.strerror}): check its folder") from error
     finally:
         partial.unlink(missing_ok=True)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
     return target
 
 
@@ -209,5 +209,6 @@ def _sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make names in the folder durable."""
     _sync_file(folder)

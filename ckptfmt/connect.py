@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 import uuid
@@ -11,14 +12,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptfmt.errors import CatalogError, Conflict, InvalidInput, NotFound
+from ckptfmt.errors import CatalogError, CkptError, Conflict, Corrupt, InvalidInput, NotFound
 from ckptfmt.format import layout, verdict
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckptfmt.engine.families import Families
     from ckptfmt.engine.site import Site
     from ckptfmt.ports.backend import Backend
     from ckptfmt.ports.catalog import Catalog
+
+log = logging.getLogger("ckptfmt")
 
 Mode = Literal["r", "w"]
 Framework = Literal["saved", "torch", "numpy"]
@@ -122,8 +127,9 @@ def catalog_url(backend: Backend, claim: verdict.CatalogClaim | None, given: str
     if not embedded_path(backend).exists():
         if claim is not None:
             raise CatalogError(
-                f"{backend.url}: its catalog {EMBEDDED_CATALOG} is gone (epoch {claim.epoch}); put the file back, or "
-                'read what storage proves with mode="r", catalog="none"',
+                f"{backend.url}: its catalog {EMBEDDED_CATALOG} is gone (epoch {claim.epoch}); rebuild it from storage "
+                f"with `ckptfmt db rebuild {backend.url}`, or put the file back, or read what storage proves with "
+                'mode="r", catalog="none"',
                 kind="catalog_missing",
             )
         if mode == "r":
@@ -137,26 +143,16 @@ def embedded_url(backend: Backend) -> str:
     return sqlite_url(embedded_path(backend))
 
 
-def embedded_path(backend: Backend) -> Any:
+def embedded_path(backend: Backend) -> Path:
+    return root_path(backend.url) / EMBEDDED_CATALOG
+
+
+def root_path(url: str) -> Path:
+    """The folder of a ``file:`` URL."""
     from pathlib import Path
     from urllib.parse import unquote, urlsplit
 
-    return Path(unquote(urlsplit(backend.url).path)) / EMBEDDED_CATALOG
-
-
-def governing_claim(backend: Backend) -> verdict.CatalogClaim | None:
-    """The claim of the highest epoch: which catalog governs this root."""
-    epochs = [
-        (epoch, info.key)
-        for info in backend.list(layout.CATALOGS)
-        if (epoch := layout.parse_catalog_claim(info.key.rpartition("/")[2])) is not None
-    ]
-    if not epochs:
-        return None
-    from ckptfmt.engine.verdicts import decode_at
-
-    key = max(epochs)[1]
-    return decode_at(backend, key, backend.read(key, limit=verdict.BYTES_MAX), verdict.decode_claim)
+    return Path(unquote(urlsplit(url).path))
 
 
 def _open_catalog(
@@ -178,7 +174,9 @@ def _open_catalog(
             raise
         raise Conflict(
             f"{backend.url} is governed by catalog {claim.catalog} (epoch {claim.epoch}), and {url} is not that one: "
-            f'{error}; pass the catalog that governs it, or read what storage proves with mode="r", catalog="none"'
+            f'{error}; pass the catalog that governs it, or read what storage proves with mode="r", catalog="none". If '
+            "that catalog is lost: `ckptfmt db rebuild`; if this root is a copy of another: `ckptfmt db adopt`",
+            kind="catalog_stranger",
         ) from error
 
 
@@ -197,21 +195,35 @@ def open_site(
         if _is_generation_folder(backend):
             return Connection(backend.url, Site("", backend, None, read_only=True), folder=True)
         raise NotFound(
-            f"{backend.url} is no ckptfmt repository (it has no {layout.MARKER}); check the path, or save into it first"
+            f"{backend.url} is no ckptfmt repository (it has no {layout.MARKER}), nor a generation's folder (it has no "
+            f"{layout.COMMIT}); check the path, or save into it first"
         )
     if marker is None:
         marker = _create_marker(backend)
+    from ckptfmt.engine.governing import governing_claim
+
     claim = governing_claim(backend)
+    _check_one_root(backend, marker, claim)
     chosen = catalog_url(backend, claim, catalog, mode)
     if chosen is None:
         return Connection(backend.url, Site(marker.repository, backend, None, read_only=True))
     sql = _open_catalog(chosen, marker, backend, claim, mode)
+    site = Site(marker.repository, backend, sql, read_only=mode == "r")
     try:
-        _check_claim(backend, sql, marker.repository, claim, mode)
+        _check_governs(site, sql, claim, writing=mode == "w")
     except BaseException:
         sql.close()
         raise
-    return Connection(backend.url, Site(marker.repository, backend, sql, read_only=mode == "r"))
+    return Connection(backend.url, site)
+
+
+def _check_one_root(backend: Backend, marker: verdict.Marker, claim: verdict.CatalogClaim | None) -> None:
+    if claim is not None and claim.repository != marker.repository:
+        raise Conflict(
+            f"{backend.url}: {layout.MARKER} says repository {marker.repository}, "
+            f"{layout.catalog_claim(claim.epoch)} says {claim.repository}: two roots were mixed; put the right object "
+            "back from a copy"
+        )
 
 
 def read_marker(backend: Backend) -> verdict.Marker | None:
@@ -235,6 +247,15 @@ def _is_generation_folder(backend: Backend) -> bool:
 def _create_marker(backend: Backend) -> verdict.Marker:
     if _is_generation_folder(backend):
         raise InvalidInput(f"{backend.url} is a generation's folder: open its repository to write")
+    if backend.list(layout.CATALOGS) or backend.list_folders(layout.RUNS):
+        # The marker is the first object of a root. Another uuid would disown all that lies there.
+        found = read_marker(backend)
+        if found is not None:  # another process made it all a moment ago
+            return found
+        raise Corrupt(
+            f"{backend.url}: {layout.MARKER} is gone, but the root holds what was saved; put it back from a copy",
+            object=layout.MARKER,
+        )
     new = verdict.Marker(repository=str(uuid.uuid4()), created_at=verdict.timestamp(datetime.now(UTC)))
     try:
         backend.create(layout.MARKER, verdict.encode_marker(new))
@@ -246,35 +267,77 @@ def _create_marker(backend: Backend) -> verdict.Marker:
     return new
 
 
-def _check_claim(
-    backend: Backend, sql: Catalog, repository: str, claim: verdict.CatalogClaim | None, mode: Mode
-) -> None:
-    """The catalog must be the one that governs this root, else its rows say nothing about these bytes."""
-    identity = sql.identity()
-    if claim is None:
-        if mode == "r":
-            return
-        embedded = backend.traits.local and sql.url == embedded_url(backend)
-        new = verdict.CatalogClaim(
-            repository=repository,
-            catalog=identity.uuid,
-            epoch=identity.epoch,
-            location="embedded" if embedded else "external",
+def _is_embedded(backend: Backend, url: str) -> bool:
+    return backend.traits.local and url == embedded_url(backend)
+
+
+def _check_governs(site: Site, sql: Catalog, claim: verdict.CatalogClaim | None, *, writing: bool) -> None:
+    """The catalog must be the one that governs this root, and know all that storage proves before it is written to."""
+    from ckptfmt.engine import contradictions, governing
+
+    location: governing.Location = "embedded" if _is_embedded(site.backend, sql.url) else "external"
+    if not writing:
+        governing.check_governs(site, sql, claim, location=location, writing=False)
+        return
+    moved = sql.root_url() != site.backend.url
+    if moved:
+        _check_not_copied(site, sql)
+    governing.check_governs(site, sql, claim, location=location, writing=True)
+    contradictions.require_none(site)
+    if moved:
+        sql.moved_to(site.backend.url)
+
+
+def _check_not_copied(site: Site, sql: Catalog) -> None:
+    """A root that was copied must not write to the catalog of the original (spec/decisions/009-copied-roots.md).
+
+    A copy of an embedded catalog is a file of its own, through which nothing of the original can be reached.
+    """
+    known = sql.root_url()
+    if not _governs_elsewhere(site, sql, known):
+        return
+    if _is_embedded(site.backend, sql.url) and not is_same_catalog_file(known, site.backend):
+        log.warning(
+            "%s is a copy of %s, which is still there: `ckptfmt db adopt` gives it a catalog identity of its own",
+            site.backend.url,
+            known,
         )
-        backend.make_folder(layout.CATALOGS)
-        backend.create(layout.catalog_claim(identity.epoch), verdict.encode_claim(new))
-        claim = governing_claim(backend) or new
-    if claim.repository != repository:
-        raise Conflict(
-            f"{backend.url}: {layout.catalog_claim(claim.epoch)} belongs to repository {claim.repository}, the marker "
-            f"says {repository}: two roots were mixed; restore the folder {layout.CATALOGS} from a copy"
-        )
-    if (claim.catalog, claim.epoch) != (identity.uuid, identity.epoch):
-        raise Conflict(
-            f"{backend.url} is governed by catalog {claim.catalog} (epoch {claim.epoch}), but {sql.url} is catalog "
-            f"{identity.uuid} (epoch {identity.epoch}); pass the catalog that governs it, or read what storage proves "
-            'with mode="r", catalog="none"'
-        )
+        return
+    raise Conflict(
+        f"{site.backend.url} is a copy of {known}, whose catalog is {sql.url}: writing through the copy would change "
+        f"the original; give the copy a catalog of its own with `ckptfmt db adopt {site.backend.url}`",
+        kind="copied_root",
+    )
+
+
+def _governs_elsewhere(site: Site, sql: Catalog, url: str) -> bool:
+    """Whether this catalog governs another root at ``url``, too. One that cannot be seen was moved, not copied."""
+    from ckptfmt.engine.governing import governing_claim
+
+    try:
+        other = backend_for(url)
+        marker = read_marker(other)
+        claim = governing_claim(other)
+    except CkptError:
+        return False
+    if marker is None or marker.repository != site.repository or claim is None:
+        return False
+    return claim.catalog == sql.identity().uuid and not _is_same_folder(other.url, site.backend.url)
+
+
+def _is_same_folder(one: str, other: str) -> bool:
+    """Whether two URLs lead to one root, be it through links or mounts."""
+    if one == other or not (one.startswith("file:") and other.startswith("file:")):
+        return one == other
+    return os.path.samefile(root_path(one), root_path(other))
+
+
+def is_same_catalog_file(url: str, backend: Backend) -> bool:
+    """Whether the embedded catalog of the root at ``url`` is the very file of ``backend``'s, through a link."""
+    try:
+        return url.startswith("file:") and os.path.samefile(root_path(url) / EMBEDDED_CATALOG, embedded_path(backend))
+    except OSError:
+        return False
 
 
 # -- array families ---------------------------------------------------------------------------------

@@ -62,6 +62,13 @@ def by_key(snapshot: Snapshot, repository_id: int, key: str) -> GenerationRecord
     return _one(snapshot, f"{_ALL} AND g.key = :key", repository=repository_id, key=key)
 
 
+def states(snapshot: Snapshot, repository_id: int) -> dict[str, tuple[State, int | None]]:
+    """State and commit_seq of every generation, by key: all of a large repository in one plain query."""
+    query = "SELECT key, state, commit_seq FROM generations WHERE repository_id = :repository"
+    members = {state.value: state for state in State}
+    return {key: (members[state], seq) for key, state, seq in snapshot.rows(query, repository=repository_id)}
+
+
 def listing(
     snapshot: Snapshot, repository_id: int, *, run: str | None, states: Sequence[State] | None, limit: int | None
 ) -> list[GenerationRecord]:

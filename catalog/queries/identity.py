@@ -23,6 +23,11 @@ def repository(snapshot: Snapshot, uuid: str) -> tuple[int, str] | None:
     return (found[0][0], found[0][1]) if found else None
 
 
+def other_repositories(snapshot: Snapshot, uuid: str) -> list[str]:
+    """Where the other repositories of this catalog are, by URL."""
+    return [url for (url,) in snapshot.rows("SELECT url FROM repositories WHERE uuid <> :uuid ORDER BY url", uuid=uuid)]
+
+
 def now(snapshot: Snapshot) -> datetime:
     ((value,),) = snapshot.rows("SELECT {now}")
     return moment(value)

@@ -12,6 +12,7 @@ from ckptfmt.catalog.revision import HEAD
 from ckptfmt.cli import quantities as q
 from ckptfmt.cli.exit_codes import CATALOG, OK
 from ckptfmt.cli.output import Page, emit, style
+from ckptfmt.engine.governing import governing_claim
 from ckptfmt.engine.reports import Report
 from ckptfmt.errors import InvalidInput, NotFound
 from ckptfmt.reference import parse_reference
@@ -55,7 +56,7 @@ def catalog_of(url: str, catalog: str | None) -> str:
     try:
         if connect.read_marker(backend) is None:
             raise NotFound(f"{backend.url} is no ckptfmt repository; check the path")
-        found = connect.catalog_url(backend, connect.governing_claim(backend), None, "r")
+        found = connect.catalog_url(backend, governing_claim(backend), None, "r")
     finally:
         backend.close()
     if found is None:

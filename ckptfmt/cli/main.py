@@ -37,7 +37,7 @@ exit codes: 0 done, 1 bug, 2 usage, 10 not found, 11 conflict, 12 corrupt or unv
 version, 14 storage, 15 catalog, 16 drill failed, 130 interrupted"""
 
 
-_HINTS: Final = {"catalog_missing": "on the command line: --catalog none\n"}
+_HINTS: Final = {"catalog_missing": "to read by proof on the command line: --catalog none\n"}
 """What to type, where the message speaks of Python."""
 
 

@@ -78,11 +78,13 @@ def opened_place(arguments: Namespace, *, url: str | None = None, mode: connect.
 
 def _require_catalog(url: str, catalog: str | None, options: dict[str, object] | None) -> None:
     """``NotFound`` or ``InvalidInput`` where opening for writing would create a repository or a catalog."""
+    from ckptfmt.engine.governing import governing_claim
+
     backend = connect.backend_for(url, options)
     try:
         if connect.read_marker(backend) is None:
             raise NotFound(f"{backend.url} is no ckptfmt repository; check the path")
-        if connect.catalog_url(backend, connect.governing_claim(backend), catalog, "r") is None:
+        if connect.catalog_url(backend, governing_claim(backend), catalog, "r") is None:
             raise InvalidInput(
                 f"{backend.url} is not opened with a catalog; name the one that governs it: --catalog URL"
             )

@@ -105,6 +105,8 @@ def _show_beside(page: Page, found: GcReport) -> None:
         page.line(f"waiting: {text}")
     for text in found.damaged:
         page.line(style(f"left alone: {text}", "red"))
+    for run in found.held:
+        page.line(style(f"on hold: run {run} after a repair of the catalog; see `ckptfmt db hold`", "yellow"))
     for generation_id in found.adopted:
         page.line(style(f"adopted: #{generation_id} was proved committed on storage; kept", "yellow"))
     for folder in found.unknown:

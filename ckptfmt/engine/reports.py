@@ -196,10 +196,76 @@ class GcReport(Report):
     """Aborted generations whose verdict on storage cannot be read: nothing of them was removed."""
     adopted: tuple[int, ...] = field(default=())
     """Aborted rows whose storage held a committed verdict: repaired in place of being deleted."""
+    held: tuple[str, ...] = ()
+    """Runs under retention hold: nothing of them was looked at."""
 
     @property
     def nbytes(self) -> int:
         return sum(item.nbytes for item in self.items)
+
+
+@dataclass(frozen=True)
+class RebuiltRun(Report):
+    """One run after a rebuild: how many generations it has by state, and what its counters were lifted to."""
+
+    run: str
+    committed: int
+    retired: int
+    aborted: int
+    deleted: int
+    latest: int | None
+    """Id of the generation that a resume takes now."""
+    next_commit_seq: int
+    fence: int
+
+
+@dataclass(frozen=True)
+class RebuiltGeneration(Report):
+    """What a rebuild did with one generation of which storage has a valid verdict."""
+
+    generation_id: int
+    run: str
+    step: int
+    key: str
+    state: str
+    action: str
+    """``restored`` (had no row), ``adopted``, ``aborted`` or ``retired`` (its row was behind)."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class SetApart(Report):
+    """A folder that a rebuild gave no row, and why."""
+
+    folder: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RebuildReport(Report):
+    """What ``db rebuild`` or ``db adopt`` did."""
+
+    how: str
+    """``rebuild``, ``merge`` or ``adopt``."""
+    catalog: str
+    uuid: str
+    epoch: int
+    """The catalog governs the root under this uuid and epoch now."""
+    set_aside: str | None
+    """File name of the damaged database that was kept."""
+    runs: tuple[RebuiltRun, ...] = ()
+    changes: tuple[RebuiltGeneration, ...] = ()
+    """What was not in the catalog as storage proves it."""
+    unchanged: int = 0
+    """Generations whose rows said already what storage proves."""
+    quarantined: tuple[SetApart, ...] = ()
+    """Committed generations that cannot be read: they have a row, and are left out of ``latest``."""
+    left_out: tuple[SetApart, ...] = ()
+    """Folders with a damaged or foreign verdict, or one that contradicts another: no row was made."""
+    unfinished: tuple[SetApart, ...] = ()
+    """Folders without a verdict: no row was made, nothing is deleted."""
+    lost: tuple[str, ...] = ()
+    """What storage does not hold, and a rebuild cannot bring back."""
 
 
 def human_bytes(nbytes: float) -> str:

@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ckptfmt.format.states import State
+
+if TYPE_CHECKING:
+    from ckptfmt.ports.restoration import Restoration, RestoredRow
 
 RankState = Literal["writing", "staged", "durable", "failed"]
 
@@ -202,6 +205,12 @@ class Catalog(Protocol):
 
     def identity(self) -> CatalogIdentity: ...
 
+    def root_url(self) -> str:
+        """Where the repository was last opened for writing."""
+
+    def moved_to(self, url: str) -> None:
+        """Note where the repository is opened for writing now."""
+
     # -- runs and launches ---------------------------------------------------------------------
     def ensure_run(self, name: str, key: str) -> RunRecord: ...
 
@@ -336,10 +345,24 @@ class Catalog(Protocol):
     def quarantine(self, generation_id: int, *, reason: str) -> None:
         """Leave the generation out of ``latest``. A dated fact, not a state."""
 
+    def set_retention_hold(self, run: str, held: bool) -> RunRecord:
+        """Hold everything of a run, or let it go again: under a hold nothing is retired. Idempotent."""
+
+    # -- repair --------------------------------------------------------------------------------
+    def restore(self, plan: Restoration) -> list[RestoredRow]:
+        """Put what storage proves into rows, lift every counter above what may have been handed out, set the retention
+        hold of every run, and become the catalog of the new epoch. Rows that are there are never lowered.
+
+        ``Conflict`` of the kind ``rebuilt_meanwhile`` unless this is the catalog that the plan was made for.
+        """
+
     # -- reading -------------------------------------------------------------------------------
     def generation(self, generation_id: int) -> GenerationRecord | None: ...
 
     def generation_by_key(self, key: str) -> GenerationRecord | None: ...
+
+    def states(self) -> dict[str, tuple[State, int | None]]:
+        """State and ``commit_seq`` of every generation of the repository, by key."""
 
     def generations(
         self, *, run: str | None = None, states: Sequence[State] | None = None, limit: int | None = None

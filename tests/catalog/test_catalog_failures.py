@@ -13,7 +13,8 @@ import pytest
 from ckptfmt.catalog.snapshot import SqliteSession
 from ckptfmt.errors import CatalogError, CkptError
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.catalog import Catalog, CatalogIdentity
+from ckptfmt.ports.restoration import Restoration
 from ckptfmt.testing.catalogs import Job, MakeCatalog, RawSql, request
 
 
@@ -22,8 +23,15 @@ def _calls(catalog: Any, job: Job) -> dict[str, Callable[[], object]]:
     generation = job.committed()
     id, fence, launch = generation.id, job.fence, job.launch.id
     facts = job.facts(generation)
+    identity = catalog.identity()
+    plan = Restoration(identity, CatalogIdentity(identity.uuid, identity.epoch + 1), "merge", "/ckpts", (), 0)
     return {
         "identity": lambda: catalog.identity(),
+        "root_url": lambda: catalog.root_url(),
+        "moved_to": lambda: catalog.moved_to("/new"),
+        "set_retention_hold": lambda: catalog.set_retention_hold("llama", True),
+        "restore": lambda: catalog.restore(plan),
+        "states": lambda: catalog.states(),
         "ensure_run": lambda: catalog.ensure_run("new", "new-1"),
         "runs": lambda: catalog.runs(),
         "live_launch": lambda: catalog.live_launch("llama"),

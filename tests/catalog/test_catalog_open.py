@@ -67,7 +67,10 @@ def test_an_unknown_repository_is_not_registered_silently(url: str, raw: RawSql)
 
 def test_a_moved_repository_keeps_its_rows(url: str, raw: RawSql) -> None:
     for place in ("/old", "/new"):
-        open_catalog(url, repository=REPOSITORY, display_url=place, mode="w", create=True)
+        catalog = open_catalog(url, repository=REPOSITORY, display_url=place, mode="w", create=True)
+        assert catalog.root_url() != place
+        catalog.moved_to(place)
+        assert catalog.root_url() == place
     assert raw("SELECT url FROM repositories WHERE uuid = :uuid", {"uuid": REPOSITORY}) == [("/new",)]
 
 

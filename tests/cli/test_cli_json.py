@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ckptfmt.cli import (
     generation_view,
     history,
     listing,
+    rebuilt,
     repository_view,
     resume,
     run_view,
@@ -40,6 +42,7 @@ ROOMS = (
     generation_view,
     history,
     listing,
+    rebuilt,
     repository_view,
     resume,
     run_view,
@@ -52,9 +55,13 @@ FROM_THE_LIBRARY = {
     "GcReport",
     "GenerationInfo",
     "Problem",
+    "RebuildReport",
+    "RebuiltGeneration",
+    "RebuiltRun",
     "RecoverAction",
     "RecoverReport",
     "RunInfo",
+    "SetApart",
     "VerifyReport",
 }
 
@@ -170,6 +177,7 @@ BY_CATALOG = [
     (["db current", ""], "db.current"),
     (["db upgrade", ""], "db.upgrade"),
     (["db check", ""], "db.check"),
+    (["db hold", ""], "db.hold"),
 ]
 
 
@@ -186,6 +194,17 @@ def test_real_output_is_as_documented(eventful: Path, arguments: list[str], repo
 
 def test_backup_is_as_documented(eventful: Path, tmp_path: Path) -> None:
     check(ok_json("db", "backup", eventful, tmp_path / "copy"), "Backup", "db.backup")
+
+
+def test_a_rebuild_is_as_documented(eventful: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(eventful, tmp_path / "copy")
+    (copy / "catalog.sqlite").write_bytes(b"no database")
+    (next(copy.glob("runs/*/*/COMMIT.json"))).write_bytes(b"")
+    check(document := ok_json("db", "rebuild", copy), BY_REPORT["db.rebuild"], "db.rebuild")
+    assert document["rebuild"]["changes"]
+    assert document["rebuild"]["left_out"]
+    check(ok_json("db", "adopt", copy), BY_REPORT["db.adopt"], "db.adopt")
+    check(ok_json("db", "hold", copy, "--clear"), BY_REPORT["db.hold"], "db.hold")
 
 
 def test_what_is_tried_in_a_place_is_as_documented(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ckptfmt.engine.keep import gc as collecting
 from ckptfmt.engine.keep import recover as recovering
 from ckptfmt.engine.reports import GcReport
 from ckptfmt.engine.sweep import close_aborted
-from ckptfmt.errors import BackendError, Conflict, SaveFailed
+from ckptfmt.errors import BackendError, CatalogBehind, Conflict, SaveFailed
 from ckptfmt.format import verdict
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import GenerationRecord, PackRecord
@@ -143,10 +143,14 @@ def test_a_committed_verdict_saves_an_aborted_row(place: Place) -> None:
     """The catalog was set back to before the commit: storage knows better, and nothing is deleted."""
     process = place.open()
     _save(process, 1, 2)
+    hint = process.objects(f"runs/{process.row().run_key}/commits")[-1]
     folder = f"runs/{process.row().run_key}/{process.row().key}"
     kept = {key: process.backend.read(key, limit=1 << 20) for key in process.objects(folder)}
     _forget_commit(process)
     assert process.row().state is State.ABORTED
+    with pytest.raises(CatalogBehind, match="rebuild --merge"):
+        _collect(process, dry_run=True)
+    process.backend.delete(hint)  # without it the slot itself decides, at the last moment
     plan = _collect(process, dry_run=True)
     assert (plan.items, plan.adopted) == ((), (process.row().id,))
     assert process.row().state is State.ABORTED

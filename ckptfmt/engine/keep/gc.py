@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ckptfmt.engine import verdicts
+from ckptfmt.engine import contradictions, governing, verdicts
 from ckptfmt.engine.keep.recover import adopt
 from ckptfmt.engine.reports import GcItem, GcReport
 from ckptfmt.engine.site import Site
@@ -35,14 +35,23 @@ class _Due:
 
 
 def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
-    """Remove (or with ``dry_run`` list) what aborted and retired generations left on storage."""
+    """Remove (or with ``dry_run`` list) what aborted and retired generations left on storage.
+
+    ``Conflict`` unless this catalog governs the root, and knows all that storage proves.
+    """
     catalog = site.sql()
+    governing.require_governing(site)
+    contradictions.require_none(site)
     now = catalog.database_now()
     items: list[GcItem] = []
     waiting: list[str] = []
     damaged: list[str] = []
     adopted: list[int] = []
+    held: list[str] = []
     for run in catalog.runs():
+        if run.retention_hold:
+            held.append(run.name)
+            continue
         if not dry_run:
             for row in catalog.generations(run=run.name, states=[State.RETIRED]):
                 close_retired(site, row)
@@ -56,7 +65,7 @@ def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
             adopted += [due.row.id] if repaired else []
         items += _debris(site, run, dry_run=dry_run)
     unknown = tuple(unknown_folders(site))
-    return GcReport(dry_run, tuple(items), unknown, tuple(waiting), tuple(damaged), tuple(adopted))
+    return GcReport(dry_run, tuple(items), unknown, tuple(waiting), tuple(damaged), tuple(adopted), tuple(held))
 
 
 def _due(
@@ -111,8 +120,9 @@ def retire(site: Site, generation_id: int) -> GenerationRecord:
     """Take a generation out of the committed ones; its bytes go with a later gc, after the grace.
 
     ``Conflict`` says which rule protects it: newest proven, pinned, tagged, being read, restored from by a live
-    launch, or a run under retention hold.
+    launch, or a run under retention hold; or that this catalog does not govern the root.
     """
+    governing.require_governing(site)
     row = site.sql().retire(generation_id)
     close_retired(site, row)
     return row
