@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.job import Job
 from benchmarks.states import build
+from ckptfmt.engine.arena import map_memory
 from ckptfmt.measure import states
 from ckptfmt.measure.raw_files import Timed, drop_cache, fill_cache, raw_read, raw_write, whole_blocks
 from ckptfmt.measure.raw_memory import CopyLimit
@@ -51,7 +52,8 @@ def prepare_file(job: Job) -> dict[str, Any]:
 
 
 def measure_reading(job: Job) -> dict[str, Any]:
-    """Cold and warm reads into reused memory, and the copies that a restore adds to a warm one."""
+    """Cold and warm reads into reused memory, the copies that a restore adds to a warm one, and the same reads into
+    memory that the system has still to hand out, as a load afresh needs it."""
     state = build(job)
     limit = CopyLimit(state)
     copies = limit.times(job.count)
@@ -59,13 +61,20 @@ def measure_reading(job: Job) -> dict[str, Any]:
     memory = limit.memory[: whole_blocks(states.state_bytes(state))]
     cold: dict[str, list[float]] = {}
     warm: dict[str, list[float]] = {}
+    fresh: dict[str, list[float]] = {}
     for _ in range(job.count):
         for threads in THREADS:
             cold.setdefault(f"{threads} direct", []).append(_cold(path, memory, threads, direct=True))
         cold.setdefault("2 buffered", []).append(_cold(path, memory, 2, direct=False))
         fill_cache(path.parent)
         warm.setdefault("2", []).append(raw_read(path, memory, threads=2, direct=False).seconds)
-    return {"cold": cold, "warm": warm, "copy": copies}
+        fresh.setdefault("warm", []).append(_fresh(path, len(memory)))
+        fresh.setdefault("cold", []).append(_cold(path, map_memory(len(memory))[: len(memory)], 4, direct=True))
+    return {"cold": cold, "warm": warm, "fresh": fresh, "copy": copies}
+
+
+def _fresh(path: Path, nbytes: int) -> float:
+    return raw_read(path, map_memory(nbytes)[:nbytes], threads=4, direct=False).seconds
 
 
 def _cold(path: Path, memory: memoryview, threads: int, *, direct: bool) -> float:

@@ -78,6 +78,13 @@ def _loads(samples: Samples, group: str) -> Iterator[str]:
     rows: list[Row] = [
         ("", *WAYS, "CPU s/GiB, cold in place"),
         (limit, *map(spread, (cold, copied, cold, warm)), ""),
+        (
+            "into fresh memory",
+            "",
+            "",
+            *(spread(samples.way(group, LIMITS, "fresh", at)) for at in ("cold", "warm")),
+            "",
+        ),
     ]
     for name in _contenders(samples, group):
         measured = samples.found[group][name][0]["seconds"]
