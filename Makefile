@@ -7,7 +7,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow rigs lint types contracts check bench dist clean
+.PHONY: help demo test test-slow rigs model lint types contracts check bench dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test-slow: $(VENV)/.installed-dev ## Run the tests that need much time or memory
 rigs: $(VENV)/.installed-dev ## Run the tests on real disks: power cuts, failing and full ones (root; packages in .ci/run)
 	$(PY) -m pytest -m rig tests/rigs $(ARGS)
 
+model: $(VENV)/.installed-dev ## Explore the commit protocol exhaustively (under 4 minutes)
+	$(PY) -m pytest -m model tests/model $(ARGS)
+
 lint: $(VENV)/.installed-dev ## Check style and formatting
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -55,7 +58,7 @@ contracts: $(VENV)/.installed-dev ## Check which room imports which
 dist: $(VENV)/.installed-dev ## Build sdist and wheel, and try the wheel in an empty environment
 	bash .ci/try-wheel $(PY)
 
-check: test test-slow rigs lint types contracts dist demo ## What CI runs
+check: test test-slow rigs model lint types contracts dist demo ## What CI runs
 
 bench: $(VENV)/.installed-bench ## Measure beside torch.save, safetensors, DCP and raw limits (under 15 minutes)
 	env -u PYTHONDONTWRITEBYTECODE $(PY) -m benchmarks.run $(ARGS)

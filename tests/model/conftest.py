@@ -1,0 +1,47 @@
+"""A place as the tests of the life cycle have it, and the model on the path."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+for _folder in (Path(__file__).parent, Path(__file__).parent.parent / "lifecycle"):
+    if str(_folder) not in sys.path:
+        sys.path.insert(0, str(_folder))
+
+from lifecycle_rig import Place  # noqa: E402
+from protocol_model.reporting import LINES  # noqa: E402
+
+from ckptfmt.catalog.upgrade import create_schema  # noqa: E402
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LINES] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    lines = config.stash.get(LINES, [])
+    if lines:
+        terminalreporter.section("the model of the commit protocol")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def empty_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A catalog with its schema and nothing else: migrating a new one for every test would take seconds."""
+    path = tmp_path_factory.mktemp("catalog") / "empty.sqlite"
+    create_schema(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, empty_catalog: Path) -> Iterator[Place]:
+    shutil.copy(empty_catalog, tmp_path / "catalog.sqlite")
+    made = Place(tmp_path)
+    yield made
+    made.forget()
