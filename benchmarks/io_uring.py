@@ -23,7 +23,8 @@ import xxhash
 
 from benchmarks.pairs import interval, ratios
 from benchmarks.tables import spread
-from ckptfmt.engine.arena import address_of, map_memory, populate
+from ckptfmt.engine.arena import map_memory
+from ckptfmt.engine.touch import address_of, populate
 from ckptfmt.measure.raw_files import PIECE, Timed, drop_cache, raw_read, raw_write, sync_folder
 
 _SETUP, _ENTER = 425, 426  # one number on every architecture

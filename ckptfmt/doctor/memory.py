@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from ckptfmt.doctor.report import Finding
-from ckptfmt.engine.arena import HUGE_PAGE, address_of, available_memory, map_memory, populate
+from ckptfmt.engine.arena import HUGE_PAGE, available_memory, map_memory
 from ckptfmt.engine.reports import human_bytes
+from ckptfmt.engine.touch import address_of, populate
 
 _SYS: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _TEST_BYTES: Final = 32 * HUGE_PAGE

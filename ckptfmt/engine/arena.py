@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ckptfmt.engine.touch import address_of as address_of
-from ckptfmt.engine.touch import populate as populate
+from ckptfmt.engine.touch import populate
 from ckptfmt.errors import CkptError, OutOfSpace
 
 log = logging.getLogger("ckptfmt")

@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ckptfmt.engine.arena import map_memory, populate
+from ckptfmt.engine.arena import map_memory
+from ckptfmt.engine.touch import populate
 from ckptfmt.engine.transfer import thread_count
 from ckptfmt.measure.states import named_tensors
 

@@ -18,7 +18,8 @@ from ckptfmt.backends.syscalls import DirectAlignment
 from ckptfmt.doctor import files, host, memory, place, races
 from ckptfmt.doctor.examine import examine
 from ckptfmt.doctor.report import Finding
-from ckptfmt.engine.arena import map_memory, populate
+from ckptfmt.engine.arena import map_memory
+from ckptfmt.engine.touch import populate
 from ckptfmt.errors import Conflict
 from ckptfmt.testing.syscalls import WatchedSyscalls
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from ckptfmt.engine import arena as arenas
-from ckptfmt.engine.arena import Arena, address_of, available_memory, map_memory
+from ckptfmt.engine.arena import Arena, available_memory, map_memory
+from ckptfmt.engine.touch import address_of
 from ckptfmt.errors import CkptError, OutOfSpace
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ckptfmt.engine.arena import address_of, map_memory
+from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.assemble import assemble
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.read import ReadPlan, StoredBox, plan_reads, read_regions, show_regions, verify_shown
 from ckptfmt.engine.stored import Stored
+from ckptfmt.engine.touch import address_of
 from ckptfmt.errors import BackendError, UnsupportedValue
 from ckptfmt.format import tree
 from ckptfmt.ports.arrays import ArrayFamily, LeafSpec

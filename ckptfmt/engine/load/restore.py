@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptfmt.engine.arena import Arena, address_of, map_memory
+from ckptfmt.engine.arena import Arena, map_memory
 from ckptfmt.engine.assemble import cut
 from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.families import Families
@@ -25,6 +25,7 @@ from ckptfmt.engine.load.window import fill_through_window
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import RestoreReport
+from ckptfmt.engine.touch import address_of
 from ckptfmt.engine.transfer import copy_memory
 from ckptfmt.errors import CkptError, Mismatch
 from ckptfmt.ports.arrays import ArrayFamily

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckptfmt.engine.arena import PAGE, address_of, map_memory
+from ckptfmt.engine.arena import PAGE, map_memory
 from ckptfmt.engine.assemble import cut
 from ckptfmt.engine.load.build import read_entries
 from ckptfmt.engine.load.decisions import Fill
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.read import StoredBox, check_chunk
+from ckptfmt.engine.touch import address_of
 from ckptfmt.engine.transfer import copy_memory, run_all, thread_count
 from ckptfmt.format import checksum
 from ckptfmt.format.boxes import whole

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptfmt.engine.arena import address_of
 from ckptfmt.engine.plan import SavePlan, Unit
 from ckptfmt.engine.save.freeze import FrozenLeaf
+from ckptfmt.engine.touch import address_of
 from ckptfmt.engine.transfer import copy_memory
 from ckptfmt.format import checksum
 from ckptfmt.ports.arrays import ArrayFamily, Capture
