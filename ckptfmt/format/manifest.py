@@ -198,6 +198,9 @@ def read_shared(text: bytes, what: str, nodes: Collection[str]) -> dict[str, Any
     fields: dict[str, Any] = {name: strict_json.parse(bytes(raw[name]), what) for name in plain}
     if fields.get("format") != "ckptfmt":
         raise FormatError(f"{what} is no object of this format")
+    missing = {"object", "version"} - fields.keys()
+    if missing:
+        raise FormatError(f"{what} lacks the members {sorted(missing)}")
     version = fields.get("version")
     if type(version) is int and version > VERSION:
         raise UnsupportedVersion(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -24,6 +26,17 @@ def unique(pairs: Pairs) -> dict[str, Any]:
     return members
 
 
+_MAY_OVERFLOW: Final = re.compile(rb"[0-9]{300}|[0-9][eE]\+?[0-9]{3}")
+"""What a number beyond the range of a float needs to have."""
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits[:40]} is beyond the range of a float")
+    return value
+
+
 def _no_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
@@ -36,7 +49,10 @@ def parse(text: bytes, what: str, *, on_object: Callable[[Pairs], Any] = unique)
     the members of each object into its value and may raise ``ValueError``.
     """
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=on_object, parse_constant=_no_constant)
+        to_float = _finite if _MAY_OVERFLOW.search(text) else None
+        value = json.loads(
+            text.decode("utf-8"), object_pairs_hook=on_object, parse_constant=_no_constant, parse_float=to_float
+        )
         if b"\\u" in text:
             # Escapes are the only way in for lone surrogates, which no UTF-8 output could show again.
             json.dumps(value, ensure_ascii=False).encode("utf-8")

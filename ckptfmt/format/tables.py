@@ -19,6 +19,7 @@ from ckptfmt.format import boxes as geometry
 from ckptfmt.format.checksum import HEX_DIGITS
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.layout import validate_generation_key, validate_plain_name
+from ckptfmt.format.pack import ALIGNMENT, HEADER_BYTES_MAX
 from ckptfmt.format.verdict import Count, Hex128, Positive
 
 Kind = Literal["replicated", "sharded", "per_rank"]
@@ -144,7 +145,7 @@ def check_packs(packs: Sequence[PackRow], what: str) -> None:
         validate_plain_name(pack.name)
         if pack.generation is not None:
             validate_generation_key(pack.generation)
-        if pack.header_bytes > pack.nbytes:
+        if pack.header_bytes > min(pack.nbytes, HEADER_BYTES_MAX + ALIGNMENT):
             raise FormatError(f"{what}: pack {pack.name} has a header of {pack.header_bytes} of {pack.nbytes} bytes")
         if (pack.generation, pack.name) in seen:
             raise FormatError(f"{what}: pack {pack.name} stands twice")

@@ -31,6 +31,8 @@ Node = Any
 
 INT_MAX: Final = 2**53
 """JSON numbers beyond this magnitude aren't exact in every reader; larger integers get a tag."""
+FRACTION_BITS_MAX: Final = 1 << 16
+"""Of numerator and denominator. Reducing a fraction takes time that grows with the square of their lengths."""
 _NAN = 0x7FF8000000000000
 _NUMPY_DTYPE = re.compile(r"[<>|=]?[biufcSUMmVO][0-9]*(\[[0-9a-zA-Z]{1,8}\])?", re.ASCII)
 
@@ -104,6 +106,19 @@ PATHS: Final[Mapping[str, type[pathlib.PurePath]]] = {
     for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath)
 }
 
+
+def _is_long(numerator: int, denominator: int) -> bool:
+    return max(numerator.bit_length(), denominator.bit_length()) > FRACTION_BITS_MAX
+
+
+def _from_fraction(value: Fraction) -> Node:
+    if _is_long(value.numerator, value.denominator):
+        raise TypeError(
+            f"a fraction of more than {FRACTION_BITS_MAX} bits; store numerator and denominator by themselves"
+        )
+    return {"fraction": [from_int(value.numerator), from_int(value.denominator)]}
+
+
 ENCODERS: Final[dict[type, Callable[[Any], Node]]] = {
     type(None): lambda value: None,
     bool: lambda value: value,
@@ -120,7 +135,7 @@ ENCODERS: Final[dict[type, Callable[[Any], Node]]] = {
     zoneinfo.ZoneInfo: zone,
     uuid.UUID: lambda value: {"uuid": str(value)},
     Decimal: lambda value: {"decimal": str(value)},
-    Fraction: lambda value: {"fraction": [from_int(value.numerator), from_int(value.denominator)]},
+    Fraction: _from_fraction,
     **dict.fromkeys(PATHS.values(), _from_path),
 }
 
@@ -248,7 +263,10 @@ def _no_zone(tag: str) -> dt.tzinfo:
 
 
 def _to_zoneinfo(key: str) -> zoneinfo.ZoneInfo:
-    return zoneinfo.ZoneInfo(key)
+    try:
+        return zoneinfo.ZoneInfo(key)
+    except OSError as error:  # a folder of the time zone database, or a name longer than names of files
+        raise ValueError(f"no time zone: {error.strerror}") from error
 
 
 def _to_datetime(payload: Any) -> dt.datetime:
@@ -268,6 +286,8 @@ def _to_timedelta(payload: Any) -> dt.timedelta:
 
 def _to_fraction(payload: Any) -> Fraction:
     numerator, denominator = map(to_int, payload)
+    if _is_long(numerator, denominator):
+        raise ValueError(f"more than {FRACTION_BITS_MAX} bits")
     return Fraction(numerator, denominator)
 
 

@@ -166,6 +166,9 @@ def _decode(data: bytes, type_: type[AnyObject], what: str) -> AnyObject:
         raise UnsupportedVersion(
             f"{what} is of format version {version}; this ckptfmt reads up to {VERSION}: upgrade it"
         )
+    missing = [name for name in type_.__struct_fields__ if name not in value]
+    if missing:  # nothing goes without saying, not even the version
+        raise FormatError(f"{what} lacks the members {missing}")
     found = strict_json.convert(value, type_, what)
     if isinstance(found, Commit):
         _check_commit(found, what)
