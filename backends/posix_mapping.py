@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
 from typing import Final
 
 from ckptfmt.backends.buffers import address_of
 from ckptfmt.backends.posix_descriptors import opened
 from ckptfmt.backends.posix_errors import translate
-from ckptfmt.backends.posix_reader import require_regular
+from ckptfmt.backends.posix_reader import OPEN_TO_READ, require_regular
 from ckptfmt.backends.syscalls import Syscalls
 
 _REFUSED: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EPERM, errno.ENOSYS, errno.EINVAL, errno.ENODEV})
@@ -44,7 +43,7 @@ def map_cached(path: str, offset: int, memory: memoryview, syscalls: Syscalls) -
     address = address_of(memory)
     if not len(memory) or address % mmap.PAGESIZE or offset % mmap.PAGESIZE:
         return None
-    with opened(syscalls, path, os.O_RDONLY | os.O_NOFOLLOW, writing=False) as descriptor:
+    with opened(syscalls, path, OPEN_TO_READ, writing=False) as descriptor:
         facts = syscalls.fstat(descriptor)
         require_regular(facts, path)
         pages = -(-len(memory) // mmap.PAGESIZE)

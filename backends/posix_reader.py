@@ -18,6 +18,8 @@ from ckptfmt.backends.posix_errors import symlink_refused
 from ckptfmt.backends.syscalls import Syscalls
 from ckptfmt.errors import BackendError, Corrupt, FormatError, NotFound
 
+OPEN_TO_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+"""No link is followed, and a pipe in the place of an object is not waited for: it is found to be no file."""
 _CANT_TELL: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP, errno.EINVAL, errno.EACCES})
 
 
@@ -30,7 +32,7 @@ class PosixReader:
 
     def read_into(self, path: str, offset: int, view: memoryview) -> None:
         """Fill ``view`` from ``offset``. ``Corrupt`` if the file ends before that."""
-        with opened(self._sys, path, os.O_RDONLY | os.O_NOFOLLOW, writing=False) as descriptor:
+        with opened(self._sys, path, OPEN_TO_READ, writing=False) as descriptor:
             facts = self._sys.fstat(descriptor)
             require_regular(facts, path)
             if facts.st_size < offset + len(view):
@@ -40,7 +42,7 @@ class PosixReader:
 
     def read_whole(self, path: str, limit: int) -> bytes:
         """Return all bytes of a small file. ``FormatError`` if there are more than ``limit``."""
-        with opened(self._sys, path, os.O_RDONLY | os.O_NOFOLLOW, writing=False) as descriptor:
+        with opened(self._sys, path, OPEN_TO_READ, writing=False) as descriptor:
             facts = self._sys.fstat(descriptor)
             require_regular(facts, path)
             if facts.st_size > limit:
