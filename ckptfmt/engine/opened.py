@@ -112,6 +112,8 @@ def open_row(site: Site, row: GenerationRecord) -> Opened:
         raise NotCommitted(f"generation {row.id} of run {row.run!r} is {row.state}, not committed; nothing to read")
     folder = verdicts.folder_of(row)
     manifest = read_manifest(site, folder, row.manifest_name, row.manifest_digest, row.key)
+    told_by = f"the catalog's row of generation {row.id}"
+    _check_facts(site, folder, manifest, run=row.run, step=row.step, told_by=told_by)
     protocol.check_packs(site, folder, manifest)
     return Opened(site, folder, GenerationInfo.of(row), manifest)
 
@@ -120,14 +122,26 @@ def open_proven(site: Site, folder: str, commit: verdict.Commit) -> Opened:
     """Open what COMMIT.json proves, without a catalog."""
     if commit.verdict != "committed" or commit.manifest is None:
         raise NotCommitted(f"{folder or site.backend.url}: generation {commit.id} was aborted: {commit.reason}")
-    if verdicts.read_retired(site.backend, folder) is not None:
+    if verdicts.is_retired(site.backend, folder, commit.key):
         raise NotCommitted(
             f"{folder or site.backend.url}: generation {commit.id} of run {commit.run!r} was retired; "
             "its bytes may be gone"
         )
     manifest = read_manifest(site, folder, commit.manifest.name, commit.manifest.digest, commit.key)
+    _check_facts(site, folder, manifest, run=commit.run, step=commit.step, told_by=layout.COMMIT)
     protocol.check_packs(site, folder, manifest)
     return Opened(site, folder, info_of(commit, manifest), manifest)
+
+
+def _check_facts(site: Site, folder: str, manifest: Manifest, *, run: str, step: int, told_by: str) -> None:
+    """Whoever resumes goes by run and step: what chose the generation has to tell those that its bytes belong to."""
+    if (manifest.run, manifest.step) != (run, step):
+        raise Corrupt(
+            f"{site.backend.url}: {told_by} tells run {run!r}, step {step}; the manifest in "
+            f"{folder or 'its folder'} run {manifest.run!r}, step {manifest.step}: one of them is damaged; restore an "
+            "older generation with at=..., or put it back from a copy",
+            object=folder or None,
+        )
 
 
 def info_of(commit: verdict.Commit, manifest: Manifest | None = None) -> GenerationInfo:
@@ -160,7 +174,10 @@ def info_of(commit: verdict.Commit, manifest: Manifest | None = None) -> Generat
 def read_manifest(site: Site, folder: str, name: str, digest: str, key: str) -> Manifest:
     """Read a manifest and compare its stored bytes with the digest that the commit recorded."""
     where = f"{folder}/{name}" if folder else name
-    layout.validate_plain_name(name)
+    try:
+        layout.validate_plain_name(name)
+    except FormatError as error:
+        raise type(error)(f"{site.backend.url}: generation {key}: its manifest cannot be found: {error}") from error
     try:
         stored = site.backend.read(where, limit=MANIFEST_BYTES_MAX)
     except NotFound as error:

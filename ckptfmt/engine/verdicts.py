@@ -28,6 +28,19 @@ def read_retired(backend: Backend, folder: str) -> verdict.Retired | None:
     return None if data is None else decode_at(backend, key, data, verdict.decode_retired)
 
 
+def is_retired(backend: Backend, folder: str, key: str) -> bool:
+    """Whether a tombstone stands in the folder of generation ``key``. ``Corrupt`` if it is another generation's."""
+    found = read_retired(backend, folder)
+    if found is not None and found.key != key:
+        where = _join(folder, layout.RETIRED)
+        raise Corrupt(
+            f"{backend.url}: {where} is the tombstone of generation {found.key}, not of {key}; put the right object "
+            "back from a copy",
+            object=where,
+        )
+    return found is not None
+
+
 def decode_at(backend: Backend, key: str, data: bytes, decode: Callable[[bytes], T]) -> T:
     """``decode(data)``, with the object named in what it raises."""
     try:

@@ -5,6 +5,7 @@ Never by name, step order, mtime or clock.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from ckptfmt.errors import FormatError, InvalidInput, NotCommitted, NotFound
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog, GenerationRecord
+
+log = logging.getLogger("ckptfmt")
 
 
 @dataclass(frozen=True)
@@ -156,12 +159,22 @@ def _proved(site: Site, run_key: str, hint: layout.CommitHint) -> tuple[str, ver
     """What COMMIT.json says of the generation that a hint names; None unless it is committed, and still is."""
     folder = layout.generation_folder(run_key, hint.key)
     commit = verdicts.read_commit(site.backend, folder)
-    if commit is None or commit.verdict != "committed" or commit.repository != site.repository:
+    if commit is None:
+        _tell_skipped(site, run_key, hint, f"{folder}/{layout.COMMIT} is not there")
+        return None
+    if commit.verdict != "committed" or commit.repository != site.repository:
         return None
     verdicts.check_belongs(commit, hint.key, folder)
     if (commit.epoch, commit.commit_seq) != (hint.epoch, hint.seq):
+        _tell_skipped(site, run_key, hint, f"{folder}/{layout.COMMIT} tells another place in the order")
         return None
-    return None if verdicts.read_retired(site.backend, folder) is not None else (folder, commit)
+    return None if verdicts.is_retired(site.backend, folder, hint.key) else (folder, commit)
+
+
+def _tell_skipped(site: Site, run_key: str, hint: layout.CommitHint, why: str) -> None:
+    """A hint is made after the verdict, so one that nothing proves tells of a loss. It is no reason to stop reading."""
+    name = layout.commit_hint(run_key, hint.epoch, hint.seq, hint.key)
+    log.warning("%s: %s is passed over, an older commit may be taken for the latest: %s", site.backend.url, name, why)
 
 
 def proven_runs(site: Site) -> list[str]:
