@@ -7,7 +7,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow rigs model lint types contracts check bench dist clean
+.PHONY: help demo test test-slow rigs model fuzz lint types contracts check bench dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,10 @@ $(VENV)/.installed-bench: pyproject.toml constraints.txt | $(PY)
 	$(PIP) install --constraint constraints.txt --editable '.[bench]'
 	@touch $@ $(VENV)/.installed-torch
 
+$(VENV)/.installed-fuzz: pyproject.toml constraints.txt | $(PY)
+	$(PIP) install --constraint constraints.txt --editable '.[fuzz]'
+	@touch $@
+
 demo: $(VENV)/.installed-torch ## Train, kill, resume, compare, inspect: the main job on real input (under 3 minutes)
 	rm -rf $(DEMO)
 	$(VENV)/bin/ckptfmt demo $(DEMO)
@@ -44,6 +48,9 @@ rigs: $(VENV)/.installed-dev ## Run the tests on real disks: power cuts, failing
 
 model: $(VENV)/.installed-dev ## Explore the commit protocol exhaustively (under 4 minutes)
 	$(PY) -m pytest -m model tests/model $(ARGS)
+
+fuzz: $(VENV)/.installed-fuzz ## Give every parser to a fuzzer that is guided by coverage (2 minutes)
+	$(PY) tests/hostile/fuzz.py $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Check style and formatting
 	$(VENV)/bin/ruff check .
