@@ -276,8 +276,8 @@ def _check_governs(site: Site, sql: Catalog, claim: verdict.CatalogClaim | None,
     from ckptfmt.engine import contradictions, governing
 
     location: governing.Location = "embedded" if _is_embedded(site.backend, sql.url) else "external"
+    governing.check_governs(site, sql, claim, location=location, writing=False)
     if not writing:
-        governing.check_governs(site, sql, claim, location=location, writing=False)
         return
     moved = sql.root_url() != site.backend.url
     if moved:
