@@ -79,7 +79,7 @@ def brackets() -> None:
 
 
 def members_without_end() -> None:
-    no_manifest(b"{" + b'"a":0,' * (2 << 20) + b'"a":0}')
+    no_manifest(b"{" + b'"a":0,' * (1 << 18) + b'"a":0}')
     no_manifest(("{" + ",".join([f'"{i}":0' for i in range(150_000)]) + "}").encode())
 
 
@@ -114,7 +114,7 @@ def deep_trees() -> None:
         ('{"int":', "}"),
     ]
     for opening, closing in kinds:
-        for depth in (127, 128, 129, 200, 330, 400, 900, 5000, 200_000):
+        for depth in (127, 128, 129, 200, 330, 900, 50_000):
             with contextlib.suppress(FormatError):
                 node = tree_walk.parse_node((opening * depth + "0" + closing * depth).encode(), "the state")
                 tree.decode(node, lambda tag, payload: None, lenient=True)
@@ -194,7 +194,7 @@ def pack_entries_that_claim_all() -> None:
     refused(_parse, b'{"a":%b,"a":%b}' % (row, row))
     refused(_parse, b'{"a":%b,"\\u0061":%b}' % (row, row))
     refused(_parse, b'{"a":%b}' % row.replace(b'"shape"', b'"dtype":"U8","shape"'))
-    refused(_parse, b"{" + b'"a":{},' * 500_000 + b'"b":{}}')
+    refused(_parse, b"{" + b'"a":{},' * 100_000 + b'"b":{}}')
 
 
 def long_verdicts() -> None:

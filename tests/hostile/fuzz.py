@@ -1,6 +1,6 @@
 """``make fuzz``: every parser under a coverage-guided fuzzer, for a bounded time and in bounded memory.
 
-    python tests/hostile/fuzz.py [--seconds 10] [TARGET ...]
+    python tests/hostile/fuzz.py [--seconds 9] [TARGET ...]
 
 Each target runs in a process of its own. The first input that breaks a promise is kept in ``.cache/fuzz-crashes``, and
 the exit status says that there was one. Run it again with ``python tests/hostile/fuzz.py --input FILE TARGET``.
@@ -77,7 +77,7 @@ def fuzz(name: str, seconds: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*")
-    parser.add_argument("--seconds", type=int, default=10, help="for each target")
+    parser.add_argument("--seconds", type=int, default=9, help="for each target")
     parser.add_argument("--input", type=Path, help="run one input instead")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

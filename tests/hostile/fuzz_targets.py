@@ -15,7 +15,7 @@ import msgspec
 import zstandard
 
 from ckptfmt.errors import FormatError, InvalidInput, Mismatch, NotFound, UnsupportedValue
-from ckptfmt.format import checksum, layout, manifest, pack, part, tree, tree_walk, verdict
+from ckptfmt.format import checksum, layout, manifest, pack, part, strict_json, tree, tree_walk, verdict
 from ckptfmt.format.index import Index
 from ckptfmt.format.manifest import Manifest
 from ckptfmt.format.merge import merge_parts
@@ -110,6 +110,12 @@ def pack_header(data: bytes) -> bool:
             if len(data) < length:
                 continue  # no reader gets that far: it reads what is announced, or says that the file is short
             found = pack.parse_header(data[:length], nbytes)
+            # The short way over compact texts has to find what JSON says, nothing more and nothing less.
+            rows = strict_json.parse(data[8:length], "the header")
+            metadata = rows.pop("__metadata__", {})
+            told = {name: (row["dtype"], row["shape"], row["data_offsets"][0] + length) for name, row in rows.items()}
+            assert {entry.name: (entry.stored, list(entry.shape), entry.offset) for entry in found.entries} == told
+            assert found.metadata == metadata
             spans = [(entry.offset, entry.offset + entry.nbytes) for entry in found.entries]
             assert spans == sorted(spans)
             assert all(0 <= begin <= end <= nbytes for begin, end in spans)

@@ -126,6 +126,26 @@ def test_a_verdict_whose_digest_holds_is_still_checked(old: bytes, new: bytes) -
         verdict.decode_commit(sealed(SOUND.replace(old, new, 1)))
 
 
+@pytest.mark.parametrize("name", ["commit", "retired", "marker", "claim"])
+def test_a_verdict_lacks_no_member(name: str) -> None:
+    """Not even those that could be taken for granted, as format, version and object."""
+    target, seeds = TARGETS[name]
+    whole = msgspec.json.decode(seeds[0] + b"}")
+    assert target(msgspec.json.encode(whole)[:-1])
+    for member in whole:
+        rest = {other: value for other, value in whole.items() if other != member}
+        assert not target(msgspec.json.encode(rest)[:-1]), member
+
+
+@pytest.mark.parametrize("name", ["manifest-text", "part-text"])
+@pytest.mark.parametrize("member", ["format", "object", "version", "digest_algorithm", "key", "step", "launch"])
+def test_a_manifest_without_its_kind_is_none(name: str, member: str) -> None:
+    target, seeds = TARGETS[name]
+    whole = msgspec.json.decode(seeds[0])
+    del whole[member]
+    assert not target(msgspec.json.encode(whole))
+
+
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}", b"null", b"\x00" * 200, b"\xff" * 200, b" " * (1 << 17)])
 def test_what_is_no_verdict_at_all(data: bytes) -> None:
     for decode in (verdict.decode_commit, verdict.decode_retired, verdict.decode_marker, verdict.decode_claim):

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 import ckptfmt
 from ckptfmt.errors import CkptError
+from ckptfmt.format import verdict
+from ckptfmt.format.manifest import decode_manifest, encode_manifest, manifest_digest
 
 STATE = {"w": np.arange(3000.0), "n": 1}
 
@@ -136,6 +139,43 @@ ckptfmt.load(root)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\n") >= 4, done.stdout
+
+
+def test_a_pack_of_terabytes_with_nothing_in_it_is_an_error_of_memory(place: Path) -> None:
+    """A file with holes can be as long as a manifest claims. What asks for all of it is told that it cannot be had."""
+    folder = newest(place)
+    (pack,) = folder.glob("*.safetensors")
+    (stored,) = folder.glob("manifest-*")
+    value, nbytes = decode_manifest(stored.read_bytes()), 1 << 43
+    try:
+        os.truncate(pack, nbytes)
+    except OSError:
+        pytest.skip("this file system holds no file of 8 TiB")
+    value.packs[0] = msgspec.structs.replace(value.packs[0], nbytes=nbytes)
+    rest = nbytes - value.packs[0].header_bytes
+    value.tensors.dtype, value.tensors.shape, value.boxes.size = ["uint8"], [(rest,)], [(rest,)]
+    value.boxes.digests, value.chunk_bytes = ["0" * 32], 2**62
+    data = encode_manifest(value)
+    stored.write_bytes(data)
+    commit = verdict.decode_commit((folder / "COMMIT.json").read_bytes())
+    named = verdict.ManifestRef(name=stored.name, digest=manifest_digest(data), bytes=len(data))
+    (folder / "COMMIT.json").write_bytes(verdict.encode_commit(msgspec.structs.replace(commit, manifest=named)))
+    code = """
+import resource, sys, ckptfmt
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+generation = ckptfmt.open(sys.argv[1], mode="r").latest()
+for read in (generation.load, lambda: generation["w"][:2], generation.verify):
+    try:
+        read()
+    except ckptfmt.OutOfSpace as error:
+        assert error.kind == "host_memory", error
+    else:
+        raise AssertionError(read)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(folder)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a/../../b", "..", ".", "", "\x00", "a\nb", "COM\\x"])
