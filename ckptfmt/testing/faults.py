@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -90,19 +90,15 @@ class Fault:
         )
 
 
-class FaultyBackend:
-    """A ``Backend`` around ``inner``. Thread-safe.
+class FaultyCalls:
+    """The machinery of a wrapper whose calls are counted and broken. Thread-safe.
 
-    ``calls`` lists every call in order of arrival and ``counts`` their number by name. ``quota`` bounds the
-    bytes stored through this wrapper: one object too many is ``OutOfSpace``.
+    ``calls`` lists every call in order of arrival and ``counts`` their number by name.
     """
 
-    def __init__(self, inner: Backend, *faults: Fault, quota: int | None = None) -> None:
-        self._inner: Final = inner
+    def __init__(self, *faults: Fault) -> None:
         self._faults = list(faults)
-        self._quota: Final = quota
         self._lock: Final = threading.Lock()
-        self._stored: dict[str, int] = {}
         self._crash: Callable[[], BaseException] | None = None
         self.calls: Final[list[Call]] = []
         self.counts: Final[Counter[str]] = Counter()
@@ -122,7 +118,6 @@ class FaultyBackend:
     def crashed(self) -> bool:
         return self._crash is not None
 
-    # -- the machinery -------------------------------------------------------------------------
     def _arrive(self, op: str, key: str, offset: int | None, nbytes: int | None) -> list[Fault]:
         """Count the call and return the faults that fire on it."""
         with self._lock:
@@ -157,6 +152,19 @@ class FaultyBackend:
         self._break(firing, "before", "torn")
         yield
         self._break(firing, "after")
+
+
+class FaultyBackend(FaultyCalls):
+    """A ``Backend`` around ``inner``.
+
+    ``quota`` bounds the bytes stored through this wrapper: one object too many is ``OutOfSpace``.
+    """
+
+    def __init__(self, inner: Backend, *faults: Fault, quota: int | None = None) -> None:
+        super().__init__(*faults)
+        self._inner: Final = inner
+        self._quota: Final = quota
+        self._stored: dict[str, int] = {}
 
     def _divisible(self, op: str, key: str, offset: int, data: Buffer, do: Callable[[int, memoryview], None]) -> None:
         """Make a call that can stop half-way: ``do(offset, bytes)``."""
@@ -246,9 +254,11 @@ class FaultyBackend:
             self._inner.delete(key)
             self._release(key)
 
-    def sweep_debris(self, prefix: str, *, dry_run: bool) -> list[ObjectInfo]:
+    def sweep_debris(
+        self, prefix: str, *, dry_run: bool, deep: bool = True, only: Collection[str] | None = None
+    ) -> list[ObjectInfo]:
         with self._whole("sweep_debris", prefix):
-            return self._inner.sweep_debris(prefix, dry_run=dry_run)
+            return self._inner.sweep_debris(prefix, dry_run=dry_run, deep=deep, only=only)
 
     def space(self) -> int | None:
         with self._whole("space", ""):
