@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from ckptfmt.engine import process
+from ckptfmt.engine import process, protocol
 from ckptfmt.engine.transfer import Heartbeat
 from ckptfmt.errors import CatalogError, Conflict, Fenced, InvalidInput
 from ckptfmt.format import layout
@@ -18,6 +18,7 @@ log = logging.getLogger("ckptfmt")
 
 LEASE_SECONDS = 30.0
 _POLL_SECONDS = 0.25
+_ANSWER_SECONDS = 10.0
 
 
 def launch_token(given: str | None) -> str:
@@ -50,7 +51,8 @@ def acquire(
     """Take the run's lease, waiting for a dead holder's to lapse.
 
     A holder on this host whose process is gone counts as lapsed at once; ``takeover`` displaces any. A holder that
-    renews its lease while we wait is alive: ``Conflict`` names it.
+    renews its lease while we wait is alive: ``Conflict`` names it. One that does not for as long as a lease is gone,
+    also where the database's clock went back and would give it more.
     """
     request = LaunchRequest(
         token=token,
@@ -68,10 +70,12 @@ def acquire(
             kind="launch_token",
         )
     first_seen: LaunchRecord | None = None
+    silent_from = 0.0
     while True:
-        displace = holder.id if holder is not None and (takeover or process.is_gone(holder)) else None
+        silent = first_seen is not None and time.monotonic() - silent_from > lease_seconds
+        displace = holder.id if holder is not None and (takeover or silent or process.is_gone(holder)) else None
         try:
-            return catalog.acquire_launch(run, request, lease_seconds=lease_seconds, displace=displace)
+            return _ask(catalog, run, request, lease_seconds, displace)
         except Conflict as error:
             holder = catalog.live_launch(run)
             if error.kind != "launch_held" or (holder is not None and _is_self(holder, request)):
@@ -79,7 +83,7 @@ def acquire(
             if holder is None:
                 continue  # it lapsed or closed in between
             renewed = first_seen is not None and (
-                holder.id != first_seen.id or holder.lease_until > first_seen.lease_until
+                holder.id != first_seen.id or holder.lease_until != first_seen.lease_until
             )
             if not wait or renewed:
                 raise Conflict(
@@ -88,7 +92,7 @@ def acquire(
                     kind="launch_held",
                 ) from None
             if first_seen is None:
-                first_seen = holder
+                first_seen, silent_from = holder, time.monotonic()
                 log.warning(
                     "run %r is held by %s:%d; waiting for its lease to lapse (at most %.0f s)",
                     run,
@@ -97,6 +101,16 @@ def acquire(
                     lease_seconds,
                 )
             time.sleep(_POLL_SECONDS)
+
+
+def _ask(
+    catalog: Catalog, run: str, request: LaunchRequest, lease_seconds: float, displace: int | None
+) -> LaunchRecord:
+    """Ask again where the answer was lost: else the lease would be held by nobody who knows of it."""
+    return protocol.repeat(
+        lambda: catalog.acquire_launch(run, request, lease_seconds=lease_seconds, displace=displace),
+        until=time.monotonic() + _ANSWER_SECONDS,
+    )
 
 
 def _is_self(holder: LaunchRecord, request: LaunchRequest) -> bool:
