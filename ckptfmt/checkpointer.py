@@ -152,14 +152,14 @@ class Checkpointer:
         pending = PendingSave(key=order.key, step=step, run=self._context.run.name, open_generation=self._open_row)
         pending.busy_seconds = busy
         pending.add_done_callback(self._finished)
-        snapshot = self._begin(order, state, metadata, pending, sync)
-        self._policy.saved(preempted=self.preempted)
-        self._lease.last_step = step if self._lease.last_step is None else max(step, self._lease.last_step)
-        try:
+        try:  # an interrupt may come at any line of it
+            snapshot = self._begin(order, state, metadata, pending, sync)
+            self._policy.saved(preempted=self.preempted)
+            self._lease.last_step = step if self._lease.last_step is None else max(step, self._lease.last_step)
             self._freeze(snapshot, pending)
         except BaseException as error:
-            snapshot.drop(error)
-            failure = pending.exception() if isinstance(error, Exception) else None
+            under_way = self._flights.call_off(pending, error)
+            failure = pending.exception() if under_way and isinstance(error, Exception) else None
             if failure is not None:  # writing meets the same error: it is told once
                 raise failure from failure.__cause__
             raise
@@ -205,7 +205,7 @@ class Checkpointer:
     def _record_skip(self, n: int, step: int) -> None:
         launch = self._context.launch
         try:
-            self._context.site.sql().skip_save(launch.id, n=n, step=step, fence=launch.fence)
+            self._context.site.sql().skip_save(launch.id, n=n, step=step, fence=launch.fence, token=launch.token)
         except CatalogError as error:  # a busy catalog is no reason to stop training: nothing was to be saved
             log.warning("run %r: that save %d (step %d) was skipped is not recorded: %s", launch.run, n, step, error)
 

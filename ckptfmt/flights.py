@@ -68,6 +68,14 @@ class Flights:
                 self._flights = tuple(other for other in self._flights if other is not flight)
             raise
 
+    def call_off(self, pending: PendingSave, cause: BaseException) -> bool:
+        """``save`` was left in the middle: its state is not to be taken for whole. False if it is not under way."""
+        flight = next((flight for flight in self._flights if flight.pending is pending), None)
+        if flight is None:
+            return False
+        flight.session.call_off(cause)
+        return True
+
     # -- arenas -----------------------------------------------------------------------------------
     def idle_arena(self) -> Arena:
         """An arena that no snapshot lies in; a new one only if all are in use. It stays among the idle ones."""

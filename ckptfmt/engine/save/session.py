@@ -14,7 +14,7 @@ from ckptfmt.engine.save.parts import make_part
 from ckptfmt.engine.save.persist import check_space, write_packs
 from ckptfmt.engine.save.progress import Earlier, Listener
 from ckptfmt.engine.save.snapshot import Snapshot
-from ckptfmt.errors import CatalogError, CkptError, Fenced, NotFound, OutcomeUnknown, SaveFailed
+from ckptfmt.errors import BackendError, CatalogError, CkptError, Conflict, Fenced, NotFound, OutcomeUnknown, SaveFailed
 from ckptfmt.format import layout
 from ckptfmt.format.manifest import manifest_digest
 from ckptfmt.format.part import encode_part
@@ -52,6 +52,8 @@ class SaveSession:
         self._waits = False
         """For the verdict on an earlier save: our own time does not run."""
         self._expired = False
+        self._passing: CkptError | None = None
+        """Why the call that is being repeated failed the last time."""
 
     @property
     def folder(self) -> str:
@@ -116,6 +118,7 @@ class SaveSession:
                 ranks=range(context.coordination.world_size),
                 deadline_seconds=context.commit_timeout * (1 + len(self._earlier)),
                 fence=context.launch.fence,
+                token=context.launch.token,
                 tags=order.tags,
             )
         )
@@ -132,7 +135,7 @@ class SaveSession:
         self._check_still_writing(row)
         self._repeat(lambda: check_space(backend, snapshot))
         try:
-            written = write_packs(backend, self.folder, rank, snapshot, give_up=self._give_up)
+            written = write_packs(backend, self.folder, rank, snapshot, give_up=self._give_up, passing=self._remember)
         except NotFound as error:
             raise Fenced(
                 f"the folder of generation {row.id} (run {row.run!r}) is gone: a newer launch has taken the run"
@@ -196,9 +199,28 @@ class SaveSession:
 
     def _repeat(self, call: Callable[[], T]) -> T:
         self._give_up()
-        return protocol.repeat(call, until=self._until)
+
+        def noted() -> T:
+            try:
+                return call()
+            except (CatalogError, BackendError) as error:
+                self._remember(error)
+                raise
+
+        answer = protocol.repeat(noted, until=self._until)
+        self._passing = None
+        return answer
+
+    def _remember(self, error: CkptError) -> None:
+        self._passing = error
 
     # -- when it goes wrong ---------------------------------------------------------------------
+    def call_off(self, cause: BaseException) -> None:
+        """Whoever saves has failed to freeze the state: what is written is not to be acknowledged."""
+        snapshot = self._snapshot
+        if snapshot is not None:
+            snapshot.drop(cause)
+
     @property
     def overdue(self) -> bool:
         return not self._waits and time.monotonic() > self._until
@@ -213,9 +235,11 @@ class SaveSession:
             self._report(self._outcome(overdue))
 
     def _overdue(self) -> SaveFailed:
-        return self._failure(
-            f"not committed within {self._context.commit_timeout:g} s (stage {self._stage}, {self.folder})"
-        )
+        text = f"not committed within {self._context.commit_timeout:g} s (stage {self._stage}, {self.folder})"
+        last = self._passing
+        failure = self._failure(text if last is None else f"{text}; the last error: {last}")
+        failure.__cause__ = last
+        return failure
 
     def _outcome(self, error: BaseException) -> GenerationRecord | SaveFailed:
         """The verdict, whatever happens on the way: nobody may wait for ever."""
@@ -241,7 +265,10 @@ class SaveSession:
         if now.commit_seq is not None:
             # The watchdog must not touch storage: that is what hangs. recover finishes a proof that is pending.
             done = now.proven_at is not None or now.state is not State.COMMITTED or self._expired
-            return now if done else protocol.prove(self._context.site, now)
+            try:
+                return now if done else protocol.prove(self._context.site, now)
+            except Conflict as disproved:  # storage says that it was aborted: neither verdict can be given
+                return self._chained(OutcomeUnknown, str(disproved), disproved)
         if not self._expired:  # a writer that may still be alive is left to gc
             free_space(self._context, now)
         return self._chained(SaveFailed, str(error), with_fence(self._context, error))

@@ -72,6 +72,8 @@ class Snapshot:
         self._began = began
         self._stall_seconds = 0.0
         self._frozen = threading.Event()
+        self._unfrozen: BaseException | None = None
+        """Why the state never was frozen as a whole."""
         self._arena = arena
         self._memory = arena.view(0, plan.arena_bytes)
         self._copies: Copies | None = Copies(frozen.leaves, plan, self._memory)
@@ -141,8 +143,10 @@ class Snapshot:
 
     def stall(self) -> float:
         """For how long the save has blocked training, in seconds; waits until all of the state is frozen. Raises why
-        deferred copies are not to be used: ask before they are acknowledged."""
+        the copies are not to be used: ask before they are acknowledged."""
         self._frozen.wait()
+        if self._unfrozen is not None:
+            raise CkptError(f"the state was not frozen: {self._unfrozen!r}") from self._unfrozen
         if self.deferral is None:
             return self._stall_seconds
         self.deferral.wait()
@@ -181,7 +185,10 @@ class Snapshot:
         return self._window.rewind(planned.units)
 
     def drop(self, cause: BaseException | None = None) -> None:
-        """Nobody will write what has not been written yet: lets go whoever waits for room in ``freeze``."""
+        """Nobody will write what has not been written yet: lets go of whoever waits for room or for ``freeze``."""
+        if not self._frozen.is_set():
+            self._unfrozen = self._unfrozen or cause or CkptError("the save was given up")
+            self._frozen.set()
         self._window.close(cause)
         if self.deferral is not None:
             self.deferral.call_off(cause or CkptError("the save was given up"))
