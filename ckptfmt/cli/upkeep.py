@@ -113,7 +113,14 @@ def _show_beside(page: Page, found: GcReport) -> None:
         page.line(style(f"unknown: {folder} belongs to no generation of this catalog; left alone", "yellow"))
 
 
-_ACTION_STYLES = {"proved": "green", "committed": "green", "adopted": "green", "aborted": "red", "left": "yellow"}
+_ACTION_STYLES = {
+    "proved": "green",
+    "committed": "green",
+    "adopted": "green",
+    "aborted": "red",
+    "closed": "dim",
+    "left": "yellow",
+}
 
 
 def show_recovered(page: Page, report: Recovered) -> None:

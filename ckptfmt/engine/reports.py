@@ -163,7 +163,8 @@ class RecoverAction(Report):
     run: str
     step: int
     action: str
-    """``proved``, ``committed``, ``aborted``, ``adopted`` or ``left`` (a live launch is writing it)."""
+    """``proved``, ``committed``, ``aborted``, ``adopted``, ``closed`` (a retired one gets its tombstone) or ``left``
+    (a live launch is writing it)."""
     reason: str
 
 

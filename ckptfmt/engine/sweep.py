@@ -7,15 +7,18 @@ manifests go, then the row says so. A crash in between leaves too much, never to
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from ckptfmt.engine import verdicts
 from ckptfmt.engine.site import Site
-from ckptfmt.errors import Conflict
+from ckptfmt.errors import Conflict, FormatError
 from ckptfmt.format import layout, verdict
 from ckptfmt.ports.backend import ObjectInfo
 from ckptfmt.ports.catalog import GenerationRecord
 
 TOMBSTONES = frozenset({layout.COMMIT, layout.RETIRED})
+CLOSED = "tombstone"
+"""Kind of the event that says: the tombstone is durable. Written after it, so that its time is never too early."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,50 @@ def close_aborted(site: Site, row: GenerationRecord) -> bool:
             raise
         return found.verdict == "aborted"
     return True
+
+
+def close_retired(site: Site, row: GenerationRecord) -> bool:
+    """Put the tombstone into the slot of a retired generation: from here on nobody opens it by proof.
+
+    The catalog notes when that was: the grace counts from there. False if the tombstone was there already.
+    ``Conflict`` if another object is in its place.
+    """
+    if row.retired_at is None:
+        raise Conflict(f"generation {row.id} is {row.state} without a time")
+    stone = verdict.Retired(
+        repository=site.repository,
+        run=row.run,
+        id=row.id,
+        key=row.key,
+        retired_at=verdict.timestamp(row.retired_at),
+    )
+    there = is_closed(site, row)
+    site.backend.create(f"{verdicts.folder_of(row)}/{layout.RETIRED}", verdict.encode_retired(stone))
+    if not there or closed_at(site, row) is None:
+        note_closed(site, row)
+    return not there
+
+
+def is_closed(site: Site, row: GenerationRecord) -> bool:
+    """Whether a retired generation has its tombstone. A damaged one keeps readers out as well."""
+    try:
+        return verdicts.read_retired(site.backend, verdicts.folder_of(row)) is not None
+    except FormatError:
+        return True
+
+
+def note_closed(site: Site, row: GenerationRecord) -> None:
+    """Say in the catalog that the tombstone is durable now."""
+    site.sql().note(row.run, generation_id=row.id, kind=CLOSED, detail={})
+
+
+def closed_at(site: Site, row: GenerationRecord) -> datetime | None:
+    """Since when certainly nobody opens a retired generation any more, by the database's clock.
+
+    None if nobody has said so: whoever retired it died in between, or the catalog was put back or rebuilt.
+    """
+    noted = [event.at for event in site.sql().events(generation_id=row.id) if event.kind == CLOSED]
+    return max(noted, default=None)
 
 
 def sweep_aborted(site: Site, row: GenerationRecord) -> Swept:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ckptfmt.engine import contradictions, governing, verdicts
-from ckptfmt.engine.keep.recover import adopt
+from ckptfmt.engine.keep.recover import adopt, contradicted
 from ckptfmt.engine.reports import GcItem, GcReport
 from ckptfmt.engine.site import Site
-from ckptfmt.engine.sweep import removable, sweep_aborted, sweep_closed
-from ckptfmt.errors import Conflict, FormatError
-from ckptfmt.format import layout, verdict
+from ckptfmt.engine.sweep import close_retired, closed_at, note_closed, removable, sweep_aborted, sweep_closed
+from ckptfmt.errors import Conflict, FormatError, NotFound
+from ckptfmt.format import layout
 from ckptfmt.format.states import State
 from ckptfmt.ports.backend import ObjectInfo
 from ckptfmt.ports.catalog import GenerationRecord, RunRecord
@@ -20,8 +20,9 @@ from ckptfmt.ports.catalog import GenerationRecord, RunRecord
 log = logging.getLogger("ckptfmt")
 
 GRACE = timedelta(hours=1)
-"""How long after retirement bytes stay, for readers that hold no row."""
+"""How long bytes stay after the tombstone became durable, for readers that hold no row."""
 
+_CLOSING = (State.RETIRED, State.ABORTED)
 _SWEEPABLE = (State.ABORTED, State.RETIRED, State.DELETED)
 
 
@@ -32,6 +33,8 @@ class _Due:
     reason: str
     proven: bool = False
     """Aborted in the catalog, committed on storage: to be adopted, not removed."""
+    retired: bool = False
+    """Aborted in the catalog, committed and retired on storage: the catalog was put back in between."""
 
 
 def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
@@ -42,30 +45,49 @@ def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
     catalog = site.sql()
     governing.require_governing(site)
     contradictions.require_none(site)
-    now = catalog.database_now()
     items: list[GcItem] = []
     waiting: list[str] = []
     damaged: list[str] = []
     adopted: list[int] = []
     held: list[str] = []
-    for run in catalog.runs():
+    runs = catalog.runs()
+    leftovers = debris.look(site, runs)
+    for run in runs:
         if run.retention_hold:
             held.append(run.name)
             continue
         if not dry_run:
-            for row in catalog.generations(run=run.name, states=[State.RETIRED]):
-                close_retired(site, row)
+            _close(site, run, damaged)
+        now = catalog.database_now()  # after what was closed just now
         for due in _due(site, run, now, grace, waiting, damaged):
             if dry_run:
                 items += _items(due, due.objects)
                 adopted += [due.row.id] if due.proven else []
                 continue
-            removed, repaired = _sweep(site, run, due)
+            try:
+                removed, repaired = _sweep(site, run, due)
+            except (Conflict, NotFound, FormatError) as error:
+                damaged.append(f"{run.name} #{due.row.id}: {contradicted(site, error)}")
+                continue
             items += _items(due, removed)
             adopted += [due.row.id] if repaired else []
-        items += _debris(site, run, dry_run=dry_run)
+    items += debris.sweep(site, leftovers, dry_run=dry_run)
     unknown = tuple(unknown_folders(site))
     return GcReport(dry_run, tuple(items), unknown, tuple(waiting), tuple(damaged), tuple(adopted), tuple(held))
+
+
+def _close(site: Site, run: RunRecord, damaged: list[str]) -> None:
+    """Make, or note, the tombstones that whoever retired did not live to: their grace begins now."""
+    for row in site.sql().generations(run=run.name, states=_CLOSING):
+        try:
+            if row.state is State.RETIRED:
+                close_retired(site, row)
+            elif _proven(site, row) and _tombstoned(site, row) and closed_at(site, row) is None:
+                note_closed(site, row)
+        except FormatError:
+            continue  # a damaged verdict is told when it comes to be swept
+        except Conflict as error:
+            damaged.append(f"{row.run} #{row.id}: its tombstone cannot be made: {error}")
 
 
 def _due(
@@ -73,27 +95,33 @@ def _due(
 ) -> list[_Due]:
     due = []
     for row in site.sql().generations(run=run.name, states=_SWEEPABLE):
-        if row.state is State.RETIRED:
-            ready = None if row.retired_at is None else row.retired_at + grace
-            if ready is None or ready > now:
-                waiting.append(
-                    f"{row.run} #{row.id} (due {ready:%Y-%m-%d %H:%M:%S} UTC)" if ready else f"{row.run} #{row.id}"
-                )
+        try:
+            proven = row.state is State.ABORTED and _proven(site, row)
+            tombstoned = proven and _tombstoned(site, row)
+        except FormatError as error:
+            damaged.append(f"{row.run} #{row.id}: {error}")
+            continue
+        if proven and not tombstoned:
+            due.append(_Due(row, (), "storage proves it", proven=True))
+            continue
+        if row.state is State.RETIRED or tombstoned:
+            since = closed_at(site, row)
+            if since is None:
+                waiting.append(f"{row.run} #{row.id} (the grace begins with its tombstone, which a gc makes)")
                 continue
-        if row.state is State.ABORTED:
-            try:
-                proven = _proven(site, row)
-            except FormatError as error:
-                damaged.append(f"{row.run} #{row.id}: {error}")
-                continue
-            if proven:
-                due.append(_Due(row, (), "storage proves it", proven=True))
+            if since + grace > now:
+                waiting.append(f"{row.run} #{row.id} (due {since + grace:%Y-%m-%d %H:%M:%S} UTC)")
                 continue
         found = tuple(removable(site, row))
         if found or row.state is not State.DELETED:
             reason = f"{row.state} {row.abort_reason or ''}".strip()
-            due.append(_Due(row, found, reason if row.state is not State.DELETED else "appeared after deletion"))
+            reason = reason if row.state is not State.DELETED else "appeared after deletion"
+            due.append(_Due(row, found, reason, retired=tombstoned))
     return due
+
+
+def _tombstoned(site: Site, row: GenerationRecord) -> bool:
+    return verdicts.is_retired(site.backend, verdicts.folder_of(row), row.key)
 
 
 def _proven(site: Site, row: GenerationRecord) -> bool:
@@ -103,7 +131,7 @@ def _proven(site: Site, row: GenerationRecord) -> bool:
 
 def _sweep(site: Site, run: RunRecord, due: _Due) -> tuple[tuple[ObjectInfo, ...], bool]:
     row = due.row
-    if row.state is State.ABORTED:
+    if row.state is State.ABORTED and not due.retired:
         swept = sweep_aborted(site, row)
         if swept.adopted:
             log.error(
@@ -126,28 +154,6 @@ def retire(site: Site, generation_id: int) -> GenerationRecord:
     row = site.sql().retire(generation_id)
     close_retired(site, row)
     return row
-
-
-def close_retired(site: Site, row: GenerationRecord) -> None:
-    """Make the tombstone durable before anything goes."""
-    if row.retired_at is None:
-        raise Conflict(f"generation {row.id} is {row.state} without a time")
-    stone = verdict.Retired(
-        repository=site.repository,
-        run=row.run,
-        id=row.id,
-        key=row.key,
-        retired_at=verdict.timestamp(row.retired_at),
-    )
-    site.backend.create(f"{verdicts.folder_of(row)}/{layout.RETIRED}", verdict.encode_retired(stone))
-
-
-def _debris(site: Site, run: RunRecord, *, dry_run: bool) -> list[GcItem]:
-    """Temporary objects of creates that never finished. Only where no launch is alive to be writing them."""
-    if site.sql().live_launch(run.name) is not None:
-        return []
-    found = site.backend.sweep_debris(layout.run_folder(run.key), dry_run=dry_run)
-    return [GcItem(0, run.name, info.key, info.nbytes, "unfinished create") for info in found]
 
 
 def unknown_folders(site: Site) -> list[str]:

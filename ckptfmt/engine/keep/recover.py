@@ -14,16 +14,21 @@ from ckptfmt.engine import protocol, verdicts
 from ckptfmt.engine.opened import open_proven, read_manifest
 from ckptfmt.engine.reports import RecoverAction, RecoverReport
 from ckptfmt.engine.site import Site
+from ckptfmt.engine.sweep import close_retired, is_closed
 from ckptfmt.errors import (
     AccessDenied,
     BackendError,
+    CatalogBehind,
+    CkptError,
     Conflict,
+    Fenced,
     FormatError,
     Mismatch,
     NotFound,
     OutOfSpace,
     SaveFailed,
 )
+from ckptfmt.format import verdict
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import AdoptFacts, GenerationRecord, LaunchRecord
 
@@ -34,6 +39,10 @@ Acquire = Callable[[str, str], LaunchRecord]
 
 _UNFINISHED = (State.WRITING, State.DURABLE)
 _SETTLE_SECONDS = 60.0
+_RETIRED = (
+    "storage says that it was committed as number {found.commit_seq} of epoch {found.epoch}, and retired since: the "
+    "catalog was put back from a copy; `ckptfmt db rebuild --merge` writes that down"
+)
 
 
 def recover(site: Site, run: str | None, *, dry_run: bool, acquire: Acquire) -> RecoverReport:
@@ -43,6 +52,7 @@ def recover(site: Site, run: str | None, *, dry_run: bool, acquire: Acquire) -> 
         if run is not None and record.name != run:
             continue
         actions += prove_committed(site, record.name, dry_run=dry_run)
+        actions += close_retired_late(site, record.name, dry_run=dry_run)
         actions += _settle_run(site, record.name, dry_run=dry_run, acquire=acquire)
     return RecoverReport(dry_run, tuple(actions))
 
@@ -77,7 +87,29 @@ def _in_order(rows: Sequence[GenerationRecord]) -> list[GenerationRecord]:
 
 
 def settle(site: Site, row: GenerationRecord, *, fence: int) -> RecoverAction:
-    """Bring one unfinished row of a fenced launch to its verdict."""
+    """Bring one unfinished row of a fenced launch to its verdict.
+
+    One that storage contradicts is passed over, and told: it must not keep every later launch out.
+    """
+    try:
+        return _settle(site, row, fence)
+    except (Conflict, NotFound, FormatError) as error:
+        return _action(row, "left", contradicted(site, error))
+
+
+def contradicted(site: Site, error: CkptError) -> str:
+    """What to say of a generation where catalog and storage cannot be brought together, and is passed over.
+
+    Raises ``error`` where that is not so: somebody else has the run, or governs the root.
+    """
+    if isinstance(error, Fenced | CatalogBehind):
+        raise error
+    told = f"{error}; see what `ckptfmt db rebuild --merge {site.backend.url}` says of it"
+    log.error("passed over: %s", told)
+    return told
+
+
+def _settle(site: Site, row: GenerationRecord, fence: int) -> RecoverAction:
     adopted = _adopt_if_proven(site, row, fence)
     if adopted is not None:
         return adopted
@@ -145,6 +177,11 @@ def _adopt_if_proven(site: Site, row: GenerationRecord, fence: int) -> RecoverAc
     if found.verdict == "aborted":
         site.sql().abort(row.id, stage="recover", rank=None, reason=found.reason or "aborted", fence=fence)
         return _action(row, "aborted", "storage holds an aborted verdict")
+    if verdicts.is_retired(site.backend, verdicts.folder_of(row), row.key):
+        reason = _RETIRED.format(found=found)
+        site.sql().abort(row.id, stage="recover", rank=None, reason=reason, fence=fence)
+        log.error("generation %d of run %r (step %d) aborted in the catalog: %s", row.id, row.run, row.step, reason)
+        return _action(row, "aborted", reason)
     adopt(site, row, fence=fence)
     return _action(row, "adopted", "storage proves that it was committed")
 
@@ -189,9 +226,25 @@ def prove_committed(site: Site, run: str, *, dry_run: bool) -> list[RecoverActio
             log.error("generation %d of run %r is committed but cannot be proved: %s", row.id, run, error)
             actions.append(_action(row, "left", f"cannot be proved: {error}"))
             continue
-        proved = protocol.prove(site, row)
+        try:
+            proved = protocol.prove(site, row)
+        except Conflict as error:
+            actions.append(_action(row, "left", contradicted(site, error)))
+            continue
         done = proved.proven_at is not None
         actions.append(_action(row, "proved" if done else "left", "COMMIT.json was missing"))
+    return actions
+
+
+def close_retired_late(site: Site, run: str, *, dry_run: bool) -> list[RecoverAction]:
+    """Make the tombstones that whoever retired did not live to make: catalog and storage say the same again."""
+    actions = []
+    for row in site.sql().generations(run=run, states=[State.RETIRED]):
+        if is_closed(site, row):
+            continue
+        if not dry_run:
+            close_retired(site, row)
+        actions.append(_action(row, "closed", "it is retired, and its tombstone was missing"))
     return actions
 
 
@@ -204,7 +257,7 @@ def _plan(site: Site, row: GenerationRecord, holder: LaunchRecord | None) -> Rec
     except FormatError as error:
         return _action(row, "aborted", f"its verdict on storage is damaged: {error}")
     if found is not None and verdicts.belongs(found, site, row):
-        return _action(row, "adopted" if found.verdict == "committed" else "aborted", "storage holds a verdict")
+        return _plan_for(site, row, found)
     try:
         _check_complete(site, row)
     except (NotFound, FormatError, Mismatch, SaveFailed, BackendError) as error:
@@ -212,6 +265,17 @@ def _plan(site: Site, row: GenerationRecord, holder: LaunchRecord | None) -> Rec
             raise
         return _action(row, "aborted", str(error))
     return _action(row, "committed", "every rank's data is durable")
+
+
+def _plan_for(site: Site, row: GenerationRecord, found: verdict.Commit) -> RecoverAction:
+    if found.verdict != "committed":
+        return _action(row, "aborted", "storage holds an aborted verdict")
+    if is_closed(site, row):
+        return _action(row, "aborted", _RETIRED.format(found=found))
+    for other in site.sql().generations(run=row.run):
+        if (other.epoch, other.commit_seq) == (found.epoch, found.commit_seq):
+            return _action(row, "left", f"generation {other.id} has the number that storage proves for this one")
+    return _action(row, "adopted", "storage proves that it was committed")
 
 
 def _action(row: GenerationRecord, action: str, reason: str) -> RecoverAction:
