@@ -1,0 +1,71 @@
+"""Places for the crash tests, and the lines that say how much was counted and tried."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash_places import FolderPlaces, MemoryPlaces
+
+import ckptfmt
+from ckptfmt.catalog.sqlite import SqliteSessions
+from ckptfmt.catalog.upgrade import create_schema
+
+LINES = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LINES] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    lines = config.stash.get(LINES, [])
+    if lines:
+        terminalreporter.section("crash points")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def tell(pytestconfig: pytest.Config) -> Any:
+    """Adds a line to the summary of the test session."""
+    return pytestconfig.stash[LINES].append
+
+
+@pytest.fixture(scope="session")
+def empty_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("catalog") / "empty.sqlite"
+    create_schema(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def empty_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository") / "r"
+    ckptfmt.open(root).close()
+    return root
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here survives a power cut, so its transactions don't wait for the disk."""
+    connect = SqliteSessions._connect
+
+    def connect_quickly(self: SqliteSessions, *args: Any) -> sqlite3.Connection:
+        connection = connect(self, *args)
+        connection.execute("PRAGMA synchronous=OFF")
+        return connection
+
+    monkeypatch.setattr(SqliteSessions, "_connect", connect_quickly)
+
+
+@pytest.fixture
+def memory_places(tmp_path: Path, empty_catalog: Path, quick: None) -> MemoryPlaces:
+    return MemoryPlaces(tmp_path, empty_catalog)
+
+
+@pytest.fixture
+def folder_places(tmp_path: Path, empty_repository: Path, quick: None) -> FolderPlaces:
+    return FolderPlaces(tmp_path, empty_repository)
