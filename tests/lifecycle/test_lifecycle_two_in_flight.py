@@ -28,6 +28,7 @@ import ckptfmt
 from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.engine.save import outcome
 from ckptfmt.errors import BackendError, InvalidInput, OutcomeUnknown, SaveFailed
+from ckptfmt.format import layout
 from ckptfmt.format.states import State
 from ckptfmt.pending import PendingSave
 from ckptfmt.testing.faults import Fault
@@ -309,10 +310,14 @@ def test_a_crash_with_two_in_flight_aborts_the_torn_one_and_finishes_the_whole_o
     """Also where the second save's row came first: its C3 is refused while the first save's row is open."""
     hold = threading.Event()
     begin = SqlFault("begin_save", nth=1, hold=hold)
-    write = Fault("write_at", hold=threading.Event(), when=lambda call: first.key in call.key)
+    keys: list[str] = []
+    write = Fault("write_at", hold=threading.Event(), when=lambda call: keys[0] in call.key)
     process = place.open(write, sql=[begin] if begun_first == 2 else [])
     checkpointer = process.checkpointer(in_flight_max=2)
-    first = save(checkpointer, 1)
+    launch = process.catalog.live_launch("run")
+    assert launch is not None
+    keys.append(layout.generation_key(launch.token, layout.run_key("run"), 0))  # the first write may come at once
+    assert save(checkpointer, 1).key == keys[0]
     assert begin.reached.wait(10) if begun_first == 2 else write.reached.wait(10)
     second = save(checkpointer, 2)
     second.wait("staged", timeout=20)
