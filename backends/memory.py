@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -125,7 +126,9 @@ class MemoryBackend:
         with self._store.lock:
             self._store.objects.pop(checked_key(key), None)
 
-    def sweep_debris(self, prefix: str, *, dry_run: bool) -> list[ObjectInfo]:
+    def sweep_debris(
+        self, prefix: str, *, dry_run: bool, deep: bool = True, only: Collection[str] | None = None
+    ) -> list[ObjectInfo]:
         """Nothing to sweep: a create here leaves nothing behind."""
         checked_prefix(prefix)
         return []

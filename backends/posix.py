@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -132,10 +132,13 @@ class PosixBackend:
         except FileNotFoundError:
             return
 
-    def sweep_debris(self, prefix: str, *, dry_run: bool) -> list[ObjectInfo]:
+    def sweep_debris(
+        self, prefix: str, *, dry_run: bool, deep: bool = True, only: Collection[str] | None = None
+    ) -> list[ObjectInfo]:
         path = self._folders.folder_path(prefix, "sweep")
         with translated("sweep", path):
-            found = sorted(self._walk(path, prefix, temporary=True), key=lambda info: info.key)
+            walked = sorted(self._walk(path, prefix, temporary=True, deep=deep), key=lambda info: info.key)
+            found = [info for info in walked if only is None or info.key in only]
             if not dry_run:
                 for info in found:
                     self._unlink(os.path.join(self._folders.root, info.key))
@@ -177,14 +180,14 @@ class PosixBackend:
             entries = self._entries(path, prefix)
             return sorted(entry.name for entry in entries if self._is_folder(entry))
 
-    def _walk(self, path: str, prefix: str, *, temporary: bool) -> Iterator[ObjectInfo]:
+    def _walk(self, path: str, prefix: str, *, temporary: bool, deep: bool = True) -> Iterator[ObjectInfo]:
         """Yield the objects (or, with ``temporary``, the leftovers of creates) below ``path``, unordered."""
         pending = [(path, prefix)]
         while pending:
             folder, key = pending.pop()
             for entry in self._entries(folder, key, temporary=temporary):
                 name = f"{key}/{entry.name}" if key else entry.name
-                if self._is_folder(entry):
+                if deep and self._is_folder(entry):
                     pending.append((entry.path, name))
                 elif entry.is_file(follow_symlinks=False) and is_temporary(entry.name) == temporary:
                     try:

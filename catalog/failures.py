@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from ckptfmt.catalog.location import sqlite_path
+from ckptfmt.catalog.shortage import Shortage, behind_a_refusal, no_room
 from ckptfmt.errors import CatalogError
 
 _BUSY_CODES: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _ADVICE: Final = {
-    sqlite3.SQLITE_FULL: "the disk is full: free space and repeat",
     sqlite3.SQLITE_READONLY: "the file or its folder is read-only: check its permissions and the mount",
     sqlite3.SQLITE_PERM: "permission was denied: check the file's owner and mode",
     sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: check that it and its folder exist and may be written",
@@ -22,13 +23,24 @@ _ADVICE: Final = {
         "the file is not a SQLite database: check the URL, or rebuild it from storage: `ckptfmt db rebuild`"
     ),
 }
-_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_KINDS: Final = {
+    sqlite3.SQLITE_CORRUPT: "catalog_damaged",
+    sqlite3.SQLITE_NOTADB: "catalog_damaged",
+    sqlite3.SQLITE_READONLY: "catalog_read_only",
+    sqlite3.SQLITE_IOERR: "catalog_io",
+}
 
 
 def sqlite_code(error: BaseException) -> int | None:
     """Return the primary SQLite result code of a driver or SQLAlchemy error, if it carries one."""
+    code = _full_code(error)
+    return None if code is None else code & 0xFF
+
+
+def _full_code(error: BaseException) -> int | None:
+    """The extended result code (https://sqlite.org/rescode.html)."""
     code = getattr(_driver_error(error), "sqlite_errorcode", None)
-    return code & 0xFF if isinstance(code, int) else None
+    return code if isinstance(code, int) else None
 
 
 def is_busy(error: BaseException) -> bool:
@@ -76,11 +88,26 @@ def _translate(error: Exception, url: str) -> CatalogError:
             kind="catalog_busy",
             transient=True,
         )
+    shortage = _shortage(code, url)
+    if shortage is not None:
+        return CatalogError(
+            f"catalog {url} failed ({text}): {shortage.advice}", kind=shortage.kind, transient=shortage.transient
+        )
     if code == sqlite3.SQLITE_ERROR and "no such" in text:
         advice = "its schema is incomplete: run `ckptfmt db check`"
+    elif _full_code(error) == sqlite3.SQLITE_IOERR_WRITE:  # so SQLite calls EDQUOT, too
+        advice = f"check the quota; {_ADVICE[sqlite3.SQLITE_IOERR]}"
     else:
         advice = _ADVICE.get(code or 0, "run `ckptfmt db check`")
-    # A full disk or a failed read may pass; a damaged or foreign file does not.
-    transient = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-    kind = "catalog_damaged" if code in _DAMAGED else "catalog"
+    # A failed read may pass. A full disk does not by itself, and a damaged or foreign file never.
+    transient = code == sqlite3.SQLITE_IOERR
+    kind = "catalog" if _full_code(error) == sqlite3.SQLITE_READONLY_DBMOVED else _KINDS.get(code or 0, "catalog")
     return CatalogError(f"catalog {url} failed ({text}): {advice}", kind=kind, transient=transient)
+
+
+def _shortage(code: int | None, url: str) -> Shortage | None:
+    """What the system lacks, where that is the reason."""
+    if code not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN):
+        return None
+    path = sqlite_path(url)
+    return no_room(path.parent) if code == sqlite3.SQLITE_FULL else behind_a_refusal(path)

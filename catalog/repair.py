@@ -17,9 +17,12 @@ from ckptfmt.catalog.revision import require_head, stored_revision
 from ckptfmt.catalog.sqlite import SqliteSessions
 from ckptfmt.catalog.upgrade import check, sync_folder
 from ckptfmt.errors import CatalogError, Conflict
+from ckptfmt.ports.catalog import UNWRITABLE
 
 _SIDECARS: Final = ("", "-journal", "-wal", "-shm")
 """What SQLite keeps beside a database. A journal that is left behind would be rolled back into the next one."""
+
+_NOT_DAMAGE: Final = UNWRITABLE | {"catalog_foreign", "catalog_older", "catalog_newer"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def condition(url: str) -> Condition:
             require_head(revision, shown)
             identity.identity(snapshot)
     except CatalogError as error:
-        if error.transient or error.kind in ("catalog_foreign", "catalog_older", "catalog_newer"):
+        if error.transient or error.kind in _NOT_DAMAGE:
             raise
         return Condition("damaged", str(error))
     problems = check(url).problems

@@ -11,9 +11,10 @@ from ckptfmt.engine.keep.recover import prove_committed, settle_older
 from ckptfmt.engine.save.alone import Alone
 from ckptfmt.engine.save.context import LaunchContext
 from ckptfmt.engine.save.launch import acquire, launch_token
-from ckptfmt.errors import InvalidInput
+from ckptfmt.errors import CatalogError, InvalidInput
 from ckptfmt.format import layout
 from ckptfmt.policy import Modes, PreemptionFlag, SavePolicy
+from ckptfmt.ports.catalog import UNWRITABLE
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,21 @@ def begin_launch(connection: connect.Connection, order: LaunchOrder) -> Checkpoi
     """Take the run's lease and return its checkpointer."""
     if not order.commit_timeout > 0:
         raise InvalidInput(f"commit_timeout={order.commit_timeout!r}: give a positive number of seconds")
+    try:
+        return _begin(connection, order)
+    except CatalogError as error:
+        if error.kind not in UNWRITABLE:
+            raise
+        raise CatalogError(
+            f"run {order.run!r}: no launch can begin, since it takes the run's lease in the catalog: {error}; what is "
+            f'committed can be read all the same: ckptfmt.restore(state, "{connection.url}", run={order.run!r}), or '
+            'open(..., mode="r")',
+            kind=error.kind,
+            transient=error.transient,
+        ) from error
+
+
+def _begin(connection: connect.Connection, order: LaunchOrder) -> Checkpointer:
     run = order.run
     site = connection.site
     catalog = site.sql()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,15 @@ from ckptfmt import connect
 from ckptfmt.engine import process
 from ckptfmt.engine.load.resolve import Wanted, open_folder, open_wanted
 from ckptfmt.engine.opened import Opened, open_row
+from ckptfmt.errors import CatalogError
 from ckptfmt.generation import Generation
+from ckptfmt.ports.catalog import UNWRITABLE
 from ckptfmt.reference import At, parse_at
 
 if TYPE_CHECKING:
-    from ckptfmt.ports.catalog import GenerationRecord
+    from ckptfmt.ports.catalog import Catalog, GenerationRecord
+
+log = logging.getLogger("ckptfmt")
 
 _READER_SECONDS = 3600.0
 
@@ -50,8 +55,40 @@ def _registered(connection: connect.Connection, opened: Opened) -> Iterator[None
     if catalog is None or connection.site.read_only or connection.closed:
         yield  # no row can be written: the grace between retirement and deletion protects this reader
         return
-    reader = catalog.open_reader(opened.info.id, host=process.host_name(), pid=os.getpid(), ttl_seconds=_READER_SECONDS)
+    reader = _register(catalog, opened)
     try:
         yield
     finally:
+        if reader is not None:
+            _forget(catalog, opened, reader)
+
+
+def _register(catalog: Catalog, opened: Opened) -> int | None:
+    """The reader's row; None where the catalog can't be written to, which keeps nobody from reading."""
+    try:
+        return catalog.open_reader(
+            opened.info.id, host=process.host_name(), pid=os.getpid(), ttl_seconds=_READER_SECONDS
+        )
+    except CatalogError as error:
+        if error.kind not in UNWRITABLE:
+            raise
+        log.warning(
+            "%s is read without being registered as its reader: should it be retired meanwhile, only the grace between "
+            "retirement and deletion keeps its bytes: %s",
+            opened.name,
+            error,
+        )
+        return None
+
+
+def _forget(catalog: Catalog, opened: Opened, reader: int) -> None:
+    """What was read has been read, whatever becomes of the row."""
+    try:
         catalog.close_reader(reader)
+    except CatalogError as error:
+        log.warning(
+            "%s stays registered as being read by this process for up to %d minutes: %s",
+            opened.name,
+            _READER_SECONDS / 60,
+            error,
+        )

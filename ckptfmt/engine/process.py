@@ -44,3 +44,11 @@ def is_gone(launch: LaunchRecord) -> bool:
     if not launch.pid_started or not pid_started(os.getpid()):
         return False
     return pid_started(launch.pid) != launch.pid_started
+
+
+def is_here(launch: LaunchRecord) -> bool:
+    """Whether the holder's process certainly runs on this host. False for any doubt, as in ``is_gone``."""
+    own_boot = boot_id()
+    if launch.host != host_name() or not own_boot or launch.boot_id != own_boot or not launch.pid_started:
+        return False
+    return pid_started(launch.pid) == launch.pid_started

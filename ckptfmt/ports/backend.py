@@ -8,6 +8,7 @@ messages name the object's full URL or path and, for reads and writes, the offse
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -124,10 +125,13 @@ class Backend(Protocol):
     def delete(self, key: str) -> None:
         """Remove an object, durably. Absent is success."""
 
-    def sweep_debris(self, prefix: str, *, dry_run: bool) -> list[ObjectInfo]:
+    def sweep_debris(
+        self, prefix: str, *, dry_run: bool, deep: bool = True, only: Collection[str] | None = None
+    ) -> list[ObjectInfo]:
         """Remove (or with ``dry_run`` list) leftovers of unfinished creates under ``prefix``.
 
-        The caller vouches that no writer is alive there.
+        Without ``deep`` those directly in that folder; with ``only`` none but these keys. The caller vouches that no
+        writer of them is alive.
         """
 
     def space(self) -> int | None:

@@ -4,7 +4,8 @@ A ``Catalog`` speaks for one repository. Each method is one transaction. Timesta
 the database's clock and returned as aware UTC datetimes. ``fence`` is the caller's launch fence: the
 transaction locks the run's row first and raises ``Fenced`` unless ``fence == runs.fence`` there.
 Database failures are ``CatalogError``, with ``transient=True`` where nothing was established and
-the same call may be repeated (every method here may be repeated safely).
+the same call may be repeated (every method here may be repeated safely), and with a kind of
+``UNWRITABLE`` where the database may still be read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from ckptfmt.format.states import State
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from ckptfmt.ports.restoration import Restoration, RestoredRow
 
 RankState = Literal["writing", "staged", "durable", "failed"]
+
+UNWRITABLE: Final = frozenset({"catalog_full", "catalog_read_only", "catalog_files", "catalog_io"})
+"""Kinds of ``CatalogError`` that say that nothing could be written: no room, no permission, no file descriptors, a
+failing disk."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,9 @@ class Writing:
 
     def _run(self) -> None:
         try:
-            self.written = write_packs(self._backend, FOLDER, 0, self._snapshot, give_up=self._give_up)
+            self.written = write_packs(
+                self._backend, FOLDER, 0, self._snapshot, give_up=self._give_up, passing=lambda error: None
+            )
         except BaseException as error:
             self.error = error
 

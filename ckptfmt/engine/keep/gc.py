@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ckptfmt.engine import contradictions, governing, verdicts
+from ckptfmt.engine.keep import debris
 from ckptfmt.engine.keep.recover import adopt, contradicted
 from ckptfmt.engine.reports import GcItem, GcReport
 from ckptfmt.engine.site import Site

@@ -53,9 +53,11 @@ def _verdict(
                 reason=reason[:_REASON_LENGTH_MAX],
                 fence=context.launch.fence,
             )
-        except Conflict:
+        except (Conflict, CatalogError) as error_now:
             # Fenced: the newer launch settles this row, and may even finish it. Or it was committed meanwhile.
-            if time.monotonic() > until:
+            # No room for a verdict: somebody may make some. Nothing else is worth such a wait.
+            full = isinstance(error_now, CatalogError) and error_now.kind == "catalog_full"
+            if time.monotonic() > until or not (full or isinstance(error_now, Conflict)):
                 raise
         time.sleep(_POLL_SECONDS)
 

@@ -53,9 +53,16 @@ def check_space(backend: Backend, snapshot: Snapshot) -> None:
 
 
 def write_packs(
-    backend: Backend, folder: str, rank: int, snapshot: Snapshot, *, give_up: Callable[[], None]
+    backend: Backend,
+    folder: str,
+    rank: int,
+    snapshot: Snapshot,
+    *,
+    give_up: Callable[[], None],
+    passing: Callable[[BackendError], None],
 ) -> Written:
-    """Write all packs into ``folder``. ``give_up`` is asked between units; it raises to stop the work.
+    """Write all packs into ``folder``. ``give_up`` is asked between units; it raises to stop the work. ``passing`` is
+    told each error after which a pack is written again.
 
     After an error nothing more of the snapshot is written: it is dropped.
     """
@@ -65,7 +72,7 @@ def write_packs(
     retries = 0
     try:
         for index, planned in enumerate(snapshot.plan.packs):
-            name, attempts = _write_pack(backend, folder, rank, index, snapshot, digests, give_up)
+            name, attempts = _write_pack(backend, folder, rank, index, snapshot, digests, give_up, passing)
             packs.append(WrittenPack(name, planned.nbytes, len(planned.header), planned.header_digest))
             retries += attempts - 1
     except BaseException as error:
@@ -82,6 +89,7 @@ def _write_pack(
     snapshot: Snapshot,
     digests: list[list[bytes]],
     give_up: Callable[[], None],
+    passing: Callable[[BackendError], None],
 ) -> tuple[str, int]:
     """Write one pack, under a new name after an error that may pass; returns its name and the number of attempts."""
     planned = snapshot.plan.packs[index]
@@ -98,6 +106,7 @@ def _write_pack(
                     "(sync=, or host_bytes_max below the state): save again, or raise host_bytes_max"
                 ) from error
             log.warning("%s; writing the pack again under a new name", error)
+            passing(error)
             time.sleep(_PAUSE_SECONDS * (attempt + 1))
         except Conflict:
             # An earlier attempt whose answer was lost left an object of this name: never write over it.
