@@ -116,6 +116,7 @@ def _run(target: _Target, sql: Catalog, aside: Path | None) -> RebuildReport:
         new_identity=copied,
         set_aside=None if aside is None else aside.name,
         require_idle=not copied,
+        blank=not knows,
     )
     return rebuild(Site(target.repository, target.backend, sql), order)
 

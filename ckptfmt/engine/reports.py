@@ -262,7 +262,7 @@ class RebuildReport(Report):
     quarantined: tuple[SetApart, ...] = ()
     """Committed generations that cannot be read: they have a row, and are left out of ``latest``."""
     left_out: tuple[SetApart, ...] = ()
-    """Folders with a damaged or foreign verdict, or one that contradicts another: no row was made."""
+    """Folders with a damaged or foreign verdict, or one that contradicts another: no row was made for them."""
     unfinished: tuple[SetApart, ...] = ()
     """Folders without a verdict: no row was made, nothing is deleted."""
     lost: tuple[str, ...] = ()

@@ -50,6 +50,8 @@ class Order:
     set_aside: str | None = None
     require_idle: bool = True
     """Refuse while a live launch holds a run."""
+    blank: bool = False
+    """The catalog knows nothing of the repository: all that storage does not hold is lost."""
 
 
 def rebuild(site: Site, order: Order) -> RebuildReport:
@@ -124,12 +126,15 @@ def _report(
         for one in run.generations
         if one.quarantine is not None
     }
-    left_out = {folders[row.key]: row.reason for row in rows if row.action == "left_out"} | evidence.left_out
+    known = site.sql().states()
+    left_out = {folders[row.key]: row.reason for row in rows if row.action == "left_out"} | {
+        folder: f"its row stays as it is: {reason}" if folder.rpartition("/")[2] in known else reason
+        for folder, reason in evidence.left_out.items()
+    }
     quarantined = {
         folders[row.key]: quarantine[row.key] for row in rows if row.state == State.COMMITTED and row.key in quarantine
     }
     changes = [row for row in rows if row.action not in ("known", "left_out")]
-    known = site.sql().states()
     return RebuildReport(
         how=order.how,
         catalog=site.sql().url,
@@ -146,7 +151,7 @@ def _report(
         unfinished=_apart(
             {folder: why for folder, why in evidence.unfinished.items() if folder.rpartition("/")[2] not in known}
         ),
-        lost=LOST_ALWAYS + (LOST_WITH_THE_FILE if order.how == "rebuild" else ()),
+        lost=LOST_ALWAYS + (LOST_WITH_THE_FILE if order.blank else ()),
     )
 
 
