@@ -289,7 +289,7 @@ def _check_governs(site: Site, sql: Catalog, claim: verdict.CatalogClaim | None,
 
 
 def _check_not_copied(site: Site, sql: Catalog) -> None:
-    """A root that was copied must not write to the catalog of the original (spec/decisions/009-copied-roots.md).
+    """A root that was copied must not write to the catalog of the original (spec/decisions/010-copied-roots.md).
 
     A copy of an embedded catalog is a file of its own, through which nothing of the original can be reached.
     """
