@@ -100,8 +100,6 @@ def test_the_tombstone_is_there_before_the_first_byte_goes(place: Place) -> None
     first = process.rows()[0]
     process.catalog.retire(first.id)  # the process that retired it died before it wrote the tombstone
     del process.journal[:]
-    assert not _collect(process).items  # the grace begins with the tombstone
-    assert process.repository.recover().actions == ()
     _collect(process)
     folder = f"runs/{first.run_key}/{first.key}/"
     changes = [op for op, key in process.journal if key.startswith(folder) or op == "mark_swept"]
