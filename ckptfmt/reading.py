@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptfmt import connect
@@ -44,41 +43,51 @@ def wrap(connection: connect.Connection, opened: Opened) -> Generation:
         opened,
         families_for=connect.families_for,
         live_families=connect.live_families,
-        guard=partial(_registered, connection),
+        guard=_Guard(connection),
     )
 
 
-@contextmanager
-def _registered(connection: connect.Connection, opened: Opened) -> Iterator[None]:
-    """Keep a registered reader while bytes are read, so that the generation is not retired underneath."""
-    catalog = connection.site.catalog
-    if catalog is None or connection.site.read_only or connection.closed:
-        yield  # no row can be written: the grace between retirement and deletion protects this reader
-        return
-    reader = _register(catalog, opened)
-    try:
-        yield
-    finally:
-        if reader is not None:
-            _forget(catalog, opened, reader)
+class _Guard:
+    """Keeps a registered reader while bytes are read, so that the generation is not retired underneath.
 
+    Where the catalog can't be written to, reading goes on without: nothing is more urgent than a restore. This is told
+    once.
+    """
 
-def _register(catalog: Catalog, opened: Opened) -> int | None:
-    """The reader's row; None where the catalog can't be written to, which keeps nobody from reading."""
-    try:
-        return catalog.open_reader(
-            opened.info.id, host=process.host_name(), pid=os.getpid(), ttl_seconds=_READER_SECONDS
-        )
-    except CatalogError as error:
-        if error.kind not in UNWRITABLE:
-            raise
-        log.warning(
-            "%s is read without being registered as its reader: should it be retired meanwhile, only the grace between "
-            "retirement and deletion keeps its bytes: %s",
-            opened.name,
-            error,
-        )
-        return None
+    def __init__(self, connection: connect.Connection) -> None:
+        self._connection = connection
+        self._told = False
+
+    @contextmanager
+    def __call__(self, opened: Opened) -> Iterator[None]:
+        catalog = self._connection.site.catalog
+        if catalog is None or self._connection.site.read_only or self._connection.closed:
+            yield  # no row can be written: the grace between retirement and deletion protects this reader
+            return
+        reader = self._register(catalog, opened)
+        try:
+            yield
+        finally:
+            if reader is not None:
+                _forget(catalog, opened, reader)
+
+    def _register(self, catalog: Catalog, opened: Opened) -> int | None:
+        try:
+            return catalog.open_reader(
+                opened.info.id, host=process.host_name(), pid=os.getpid(), ttl_seconds=_READER_SECONDS
+            )
+        except CatalogError as error:
+            if error.kind not in UNWRITABLE:
+                raise
+            if not self._told:
+                self._told = True
+                log.warning(
+                    "%s is read without being registered as its reader: should it be retired meanwhile, only the grace "
+                    "between retirement and deletion keeps its bytes: %s",
+                    opened.name,
+                    error,
+                )
+            return None
 
 
 def _forget(catalog: Catalog, opened: Opened, reader: int) -> None:

@@ -252,7 +252,8 @@ class SaveSession:
     def _settle(self, error: BaseException) -> GenerationRecord | SaveFailed:
         row = self._row
         if row is None:
-            if isinstance(error, CatalogError) and error.transient:
+            # Without room or descriptors nothing was written: no answer can have been lost.
+            if isinstance(error, CatalogError) and error.transient and error.kind != "catalog_files":
                 return self._chained(OutcomeUnknown, f"the catalog could not be reached to begin it: {error}", error)
             return self._chained(SaveFailed, f"it could not begin: {error}", error)
         try:

@@ -58,7 +58,7 @@ def _read_open(world: World, s: bytes, a: Actor, out: Out) -> None:
     _open(world, s, a, out, s[v.ROWS[at_hand(s, a)] + v.MANIFEST], "read_register", "read_choose")
 
 
-@step("read_register", "registers as a reader of {g}", "ckptfmt.reading:_registered", transactions.LINKS["open_reader"])
+@step("read_register", "registers as a reader of {g}", "ckptfmt.reading:_Guard", transactions.LINKS["open_reader"])
 def _read_register(world: World, s: bytes, a: Actor, out: Out) -> None:
     t = bytearray(s)
     answer = transactions.open_reader(t, at_hand(s, a))
@@ -66,7 +66,7 @@ def _read_register(world: World, s: bytes, a: Actor, out: Out) -> None:
     emit(out, s, t, a, answer, g=at_hand(s, a))
 
 
-@step("read_reading", "has read {g}", "ckptfmt.reading:_registered", "ckptfmt.catalog.readers:close_reader")
+@step("read_reading", "has read {g}", "ckptfmt.reading:_Guard", "ckptfmt.catalog.readers:close_reader")
 def _read_reading(world: World, s: bytes, a: Actor, out: Out) -> None:
     _end(s, a, out, "read_choose")
 
@@ -81,7 +81,7 @@ def _look_open(world: World, s: bytes, a: Actor, out: Out) -> None:
     _open(world, s, a, out, s[v.ROWS[at_hand(s, a)] + v.MANIFEST], "look_reading", "look_choose")
 
 
-@step("look_reading", "has read {g}", "ckptfmt.reading:_registered")
+@step("look_reading", "has read {g}", "ckptfmt.reading:_Guard")
 def _look_reading(world: World, s: bytes, a: Actor, out: Out) -> None:
     _end(s, a, out, "look_choose")
 
@@ -101,7 +101,8 @@ def _proof_stone(world: World, s: bytes, a: Actor, out: Out) -> None:
     g = at_hand(s, a)
     there = s[v.FOLDERS[g] + v.STONE] != 0  # a torn one tells as much
     t = bytearray(s)
-    t[a.at + v.NOTE] = s[v.ROWS[g] + v.STATE] == v.RETIRED
+    from_row = world.variant.mutant is Mutant.GRACE_FROM_ROW
+    t[a.at + v.NOTE] = s[v.ROWS[g] + v.STATE] == v.RETIRED if from_row else s[v.ROWS[g] + v.CLOSED]
     goto(t, a, "proof_choose" if there else "proof_open")
     emit(out, s, t, a, "it has one" if there else "it has none", g=g)
 
