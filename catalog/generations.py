@@ -194,7 +194,8 @@ def _require_free_seq(tx: Transaction, run: RunRecord, row: GenerationRecord, fa
     if other is not None:
         raise Conflict(
             f"the verdict on generation {row.id} has commit_seq {facts.commit_seq} of epoch {facts.epoch}, which "
-            f"belongs to generation {other}: the repository was written under two catalogs"
+            f"belongs to generation {other}: the repository was written under two catalogs",
+            kind="commit_seq_taken",
         )
 
 

@@ -75,9 +75,15 @@ def set_restored_from(tx: Transaction, launch_id: int, generation_key: str) -> N
     record(tx, run.id, "restore", detail={"launch": launch_id, "generation_key": generation_key})
 
 
-def require_saving(run: RunRecord, launch: LaunchRecord) -> None:
+def require_saving(run: RunRecord, launch: LaunchRecord, token: str) -> None:
     """Raise unless the launch may still begin or skip saves."""
     _require_owner(run, launch)
+    if launch.token != token:
+        # Ids and fences are handed out again once a copy of the catalog was put back; tokens never are.
+        raise Fenced(
+            f"launch {launch.id} of run {run.name!r} with fence {launch.fence} is another one now (host {launch.host}, "
+            f"pid {launch.pid}): the catalog was put back from a copy; this process must stop saving to it"
+        )
     _require_open(run, launch)
 
 

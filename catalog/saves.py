@@ -31,11 +31,12 @@ def begin(
     ranks_expected: Sequence[int],
     deadline_seconds: float | None,
     fence: int,
+    token: str,
     tags: Sequence[str],
 ) -> SaveTicket:
     """C1: find or insert the save and its generation."""
     run, launch = lock_launch(tx, launch_id, fence=fence)
-    require_saving(run, launch)
+    require_saving(run, launch, token)
     _check_request(launch, n, step, key, ranks_expected, tags)
     known = _known(tx, launch_id, n)
     if known is not None:
@@ -67,10 +68,10 @@ def begin(
     return SaveTicket(queries.by_id(tx.session, tx.repository_id, generation_id), created=True)
 
 
-def skip(tx: Transaction, launch_id: int, *, n: int, step: int, fence: int) -> None:
+def skip(tx: Transaction, launch_id: int, *, n: int, step: int, fence: int, token: str) -> None:
     """Record that save ``n`` was skipped; ``Conflict`` if it had begun."""
     run, launch = lock_launch(tx, launch_id, fence=fence)
-    require_saving(run, launch)
+    require_saving(run, launch, token)
     known = _known(tx, launch_id, n)
     if known is None:
         _insert(tx, run, launch_id, n, step, "skipped", None, ())

@@ -74,6 +74,7 @@ class SqlCatalog(CatalogReader):
         ranks: Sequence[int],
         deadline_seconds: float | None,
         fence: int,
+        token: str,
         tags: Sequence[str] = (),
     ) -> SaveTicket:
         with self._writing() as tx:
@@ -86,12 +87,13 @@ class SqlCatalog(CatalogReader):
                 ranks_expected=ranks,
                 deadline_seconds=deadline_seconds,
                 fence=fence,
+                token=token,
                 tags=tags,
             )
 
-    def skip_save(self, launch_id: int, *, n: int, step: int, fence: int) -> None:
+    def skip_save(self, launch_id: int, *, n: int, step: int, fence: int, token: str) -> None:
         with self._writing() as tx:
-            saves.skip(tx, launch_id, n=n, step=step, fence=fence)
+            saves.skip(tx, launch_id, n=n, step=step, fence=fence, token=token)
 
     def report_rank(
         self,

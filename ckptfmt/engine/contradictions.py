@@ -89,7 +89,8 @@ def _of_run(site: Site, run: RunSurvey, states: States) -> Iterator[Contradictio
 def _contradicts(found: verdict.Commit, state: State | None, seq: int | None) -> bool:
     if found.verdict == "committed":
         return seq is None
-    return state is None or state is State.COMMITTED
+    # The row is aborted before the slot says so: one that is still open was put back.
+    return state is None or state is State.COMMITTED or state in OPEN_STATES
 
 
 def _proven(site: Site, folder: str, key: str, run_key: str) -> verdict.Commit | None:

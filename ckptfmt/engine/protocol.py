@@ -14,7 +14,16 @@ from typing import TypeVar
 from ckptfmt.engine import verdicts
 from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.site import Site
-from ckptfmt.errors import BackendError, CatalogError, CkptError, Conflict, Corrupt, NotFound, SaveFailed
+from ckptfmt.errors import (
+    BackendError,
+    CatalogError,
+    CkptError,
+    Conflict,
+    Corrupt,
+    FormatError,
+    NotFound,
+    SaveFailed,
+)
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.manifest import Manifest, Sound, encode_sound, manifest_digest
 from ckptfmt.format.merge import merge_parts
@@ -132,7 +141,8 @@ def commit(site: Site, row: GenerationRecord, *, fence: int, until: float) -> Ge
 def prove(site: Site, row: GenerationRecord) -> GenerationRecord:
     """C5: COMMIT.json and the hint that lets a listing find it; then the row says so.
 
-    If storage keeps refusing, the row is returned unproven: it is committed, and recover finishes it.
+    If storage keeps refusing, the row is returned unproven: it is committed, and recover finishes it. ``Conflict`` of
+    the kind ``disproved`` if storage says that it was aborted: then its bytes may go, and nobody may call it saved.
     """
     folder = verdicts.folder_of(row)
     record = verdict.encode_commit(verdicts.commit_of(site, row))
@@ -145,10 +155,26 @@ def prove(site: Site, row: GenerationRecord) -> GenerationRecord:
     try:
         return repeat(put, until=time.monotonic() + _PROOF_SECONDS)
     except Conflict as error:  # somebody put another verdict into the slot
+        _require_not_aborted(site, row, error)
         log.error("generation %d of run %r is committed but cannot be proved: %s", row.id, row.run, error)
     except (BackendError, CatalogError) as error:
         log.warning("generation %d of run %r is committed, its proof is pending: %s", row.id, row.run, error)
     return row
+
+
+def _require_not_aborted(site: Site, row: GenerationRecord, error: Conflict) -> None:
+    folder = verdicts.folder_of(row)
+    try:
+        found = verdicts.read_commit(site.backend, folder)
+    except (FormatError, BackendError):
+        return
+    if found is not None and found.verdict == "aborted" and verdicts.belongs(found, site, row):
+        raise Conflict(
+            f"generation {row.id} of run {row.run!r} is committed in the catalog, but {site.backend.url}: "
+            f"{folder}/{layout.COMMIT} says that it was aborted ({found.reason}): the catalog was put back from a "
+            f"copy; run `ckptfmt db rebuild --merge {site.backend.url}`",
+            kind="disproved",
+        ) from error
 
 
 def create_hint(site: Site, run_key: str, key: str, *, epoch: int, seq: int) -> None:
@@ -166,7 +192,12 @@ def settle_lower(site: Site, row: GenerationRecord, *, fence: int, until: float)
     lower = [other for other in rows if other.launch_id == row.launch_id and other.save_number < row.save_number]
     for other in sorted(lower, key=lambda other: other.save_number):
         if other.state is State.DURABLE:
-            prove(site, commit(site, other, fence=fence, until=until))
+            try:
+                prove(site, commit(site, other, fence=fence, until=until))
+            except Conflict as error:
+                if error.kind != "disproved":
+                    raise
+                log.error("%s", error)  # told to whoever asks for that save; this one goes on
             continue
         repeat(lambda other=other: _abandon(site, other, fence), until=until)  # type: ignore[misc]
 

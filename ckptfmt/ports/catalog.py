@@ -263,14 +263,18 @@ class Catalog(Protocol):
         ranks: Sequence[int],
         deadline_seconds: float | None,
         fence: int,
+        token: str,
         tags: Sequence[str] = (),
     ) -> SaveTicket:
         """C1. Idempotent by (launch, n); another step for the same n is ``Conflict``.
 
+        ``token`` is the launch's own: ``Fenced`` if the id and the fence belong to another launch by now, for a catalog
+        that was put back from a copy hands both out again.
+
         ``tags`` are remembered and given to the generation by ``commit``.
         """
 
-    def skip_save(self, launch_id: int, *, n: int, step: int, fence: int) -> None:
+    def skip_save(self, launch_id: int, *, n: int, step: int, fence: int, token: str) -> None:
         """Record that save ``n`` was skipped because one was in flight."""
 
     def report_rank(

@@ -90,6 +90,7 @@ class Job:
             ranks=self.ranks,
             deadline_seconds=deadline_seconds,
             fence=self.fence,
+            token=self.launch.token,
             tags=tags,
         )
         assert ticket.created

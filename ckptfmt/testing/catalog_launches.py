@@ -165,7 +165,7 @@ class LaunchCases:
         old = job.fence
         calls: dict[str, Callable[[], object]] = {
             "begin_save": lambda: job.begin(9),
-            "skip_save": lambda: catalog.skip_save(job.launch.id, n=99, step=9, fence=old),
+            "skip_save": lambda: catalog.skip_save(job.launch.id, n=99, step=9, fence=old, token=job.launch.token),
             "mark_durable": lambda: catalog.mark_durable(writing.id, job.facts(writing), fence=old),
             "commit": lambda: catalog.commit(durable.id, fence=old),
             "abort": lambda: catalog.abort(writing.id, stage="persist", rank=0, reason="late", fence=old),
@@ -185,7 +185,7 @@ class LaunchCases:
         job = Job.start(catalog)
         newer = job.taken_over()
         with pytest.raises(Fenced):
-            catalog.skip_save(job.launch.id, n=0, step=0, fence=newer.fence)
+            catalog.skip_save(job.launch.id, n=0, step=0, fence=newer.fence, token=job.launch.token)
 
     def test_the_newer_launch_settles_what_the_older_left(self, make_catalog: MakeCatalog) -> None:
         catalog = make_catalog()

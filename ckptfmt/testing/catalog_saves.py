@@ -56,7 +56,14 @@ class SaveCases:
         job = Job.start(catalog)
         begun = job.begin(7)
         again = catalog.begin_save(
-            job.launch.id, n=0, step=7, key=job.key(0), ranks=[0], deadline_seconds=600, fence=job.fence
+            job.launch.id,
+            n=0,
+            step=7,
+            key=job.key(0),
+            ranks=[0],
+            deadline_seconds=600,
+            fence=job.fence,
+            token=job.launch.token,
         )
         assert (again.generation, again.created) == (begun, False)
         for _ in range(2):
@@ -83,7 +90,16 @@ class SaveCases:
         job.begin(7)
 
         def begin(n: int, step: int, key: str) -> None:
-            catalog.begin_save(job.launch.id, n=n, step=step, key=key, ranks=[0], deadline_seconds=None, fence=1)
+            catalog.begin_save(
+                job.launch.id,
+                n=n,
+                step=step,
+                key=key,
+                ranks=[0],
+                deadline_seconds=None,
+                fence=1,
+                token=job.launch.token,
+            )
 
         with pytest.raises(Conflict, match="step 7"):
             begin(0, 8, job.key(0))
@@ -99,10 +115,26 @@ class SaveCases:
         for ranks in ([], [0, 0], [2], [-1]):
             with pytest.raises(InvalidInput, match="ranks"):
                 catalog.begin_save(
-                    job.launch.id, n=0, step=0, key="k", ranks=ranks, deadline_seconds=None, fence=job.fence
+                    job.launch.id,
+                    n=0,
+                    step=0,
+                    key="k",
+                    ranks=ranks,
+                    deadline_seconds=None,
+                    fence=job.fence,
+                    token=job.launch.token,
                 )
         with pytest.raises(InvalidInput, match="negative"):
-            catalog.begin_save(job.launch.id, n=0, step=-1, key="k", ranks=[0], deadline_seconds=None, fence=job.fence)
+            catalog.begin_save(
+                job.launch.id,
+                n=0,
+                step=-1,
+                key="k",
+                ranks=[0],
+                deadline_seconds=None,
+                fence=job.fence,
+                token=job.launch.token,
+            )
         with pytest.raises(InvalidInput, match="tag"):
             job.begin(tags=[""])
         assert catalog.generations() == []
@@ -118,15 +150,15 @@ class SaveCases:
         catalog = make_catalog()
         job = Job.start(catalog)
         for _ in range(2):
-            catalog.skip_save(job.launch.id, n=0, step=5, fence=job.fence)
+            catalog.skip_save(job.launch.id, n=0, step=5, fence=job.fence, token=job.launch.token)
         assert [event.kind for event in catalog.events()].count("skip") == 1
         with pytest.raises(Conflict, match="skip it too"):
             job.begin(5)
         with pytest.raises(Conflict, match="step 5"):
-            catalog.skip_save(job.launch.id, n=0, step=6, fence=job.fence)
+            catalog.skip_save(job.launch.id, n=0, step=6, fence=job.fence, token=job.launch.token)
         begun = job.begin(6)
         with pytest.raises(Conflict, match=f"generation {begun.id}"):
-            catalog.skip_save(job.launch.id, n=begun.save_number, step=6, fence=job.fence)
+            catalog.skip_save(job.launch.id, n=begun.save_number, step=6, fence=job.fence, token=job.launch.token)
 
     def test_durable_waits_for_every_rank(self, make_catalog: MakeCatalog) -> None:
         catalog = make_catalog()

@@ -45,9 +45,9 @@ def _calls(catalog: Any, job: Job) -> dict[str, Callable[[], object]]:
         "close_launch": lambda: catalog.close_launch(launch),
         "set_restored_from": lambda: catalog.set_restored_from(launch, generation.key),
         "begin_save": lambda: catalog.begin_save(
-            launch, n=50, step=1, key="k", ranks=[0], deadline_seconds=None, fence=fence
+            launch, n=50, step=1, key="k", ranks=[0], deadline_seconds=None, fence=fence, token=job.launch.token
         ),
-        "skip_save": lambda: catalog.skip_save(launch, n=51, step=1, fence=fence),
+        "skip_save": lambda: catalog.skip_save(launch, n=51, step=1, fence=fence, token=job.launch.token),
         "report_rank": lambda: catalog.report_rank(id, 0, state="staged"),
         "ranks": lambda: catalog.ranks(id),
         "mark_durable": lambda: catalog.mark_durable(id, facts, fence=fence),
@@ -183,7 +183,7 @@ def test_a_save_whose_every_answer_is_lost_once(make_catalog: MakeCatalog) -> No
     assert launch.fence == 1
     ticket = _retried(
         lambda: catalog.begin_save(
-            launch.id, n=0, step=3, key="k", ranks=[0], deadline_seconds=60, fence=1, tags=["best"]
+            launch.id, n=0, step=3, key="k", ranks=[0], deadline_seconds=60, fence=1, token=launch.token, tags=["best"]
         ),
         lost,
     )

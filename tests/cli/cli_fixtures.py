@@ -111,7 +111,14 @@ def launch(site: Site, run: str = "train", *, seconds: float = 60.0) -> LaunchRe
 def begin(site: Site, held: LaunchRecord, step: int, n: int = 0) -> int:
     """Begin a save that stays ``writing``; return the generation's id."""
     ticket = site.sql().begin_save(
-        held.id, n=n, step=step, key=uuid.uuid4().hex, ranks=[0], deadline_seconds=600.0, fence=held.fence
+        held.id,
+        n=n,
+        step=step,
+        key=uuid.uuid4().hex,
+        ranks=[0],
+        deadline_seconds=600.0,
+        fence=held.fence,
+        token=held.token,
     )
     return ticket.generation.id
 

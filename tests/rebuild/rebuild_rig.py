@@ -64,7 +64,9 @@ def abort(site: Site, run: str = "train", *, step: int = 77) -> GenerationRecord
     held = launch(site, run)
     key = uuid.uuid4().hex
     row = (
-        site.sql().begin_save(held.id, n=0, step=step, key=key, ranks=[0], deadline_seconds=None, fence=held.fence)
+        site.sql().begin_save(
+            held.id, n=0, step=step, key=key, ranks=[0], deadline_seconds=None, fence=held.fence, token=held.token
+        )
     ).generation
     folder = f"runs/{row.run_key}/{row.key}"
     site.backend.make_folder(folder)
