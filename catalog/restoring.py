@@ -175,6 +175,8 @@ def _known(tx: Transaction, run: RunRecord, row: GenerationRecord, one: ProvenGe
             return _leave_out(tx, run, one, f"the catalog has it as {row.state}, storage as committed")
         reason = _seq_taken(tx, run, one)
         if reason is not None:
+            if row.state in OPEN_STATES:  # else no launch could ever settle it
+                _aborted(tx, run, row, replace(one, aborted=reason, swept=False))
             return _leave_out(tx, run, one, reason)
         return _told(_committed(tx, run, row, one.adoption, one), "adopted", one.quarantine or "")
     if not committed and row.state in OPEN_STATES:

@@ -134,7 +134,8 @@ def _check_alone(target: _Target) -> None:
 def _check_usable(target: _Target, sql: Catalog) -> None:
     identity, claim = sql.identity(), target.claims.governing
     if target.how == "merge":
-        if target.claims.highest and identity.uuid not in target.claims.catalogs():
+        claims = target.claims
+        if claims.highest and not claims.damaged and identity.uuid not in claims.catalogs():
             raise Conflict(
                 f"{sql.url} is catalog {identity.uuid}, which never governed {target.root}; name the one that did, or "
                 f"rebuild from storage alone: `ckptfmt db rebuild {target.root}`",

@@ -32,6 +32,8 @@ class Claims:
     highest: int
     """0: there is none."""
     readable: Mapping[int, verdict.CatalogClaim]
+    damaged: bool = False
+    """There are claims that cannot be read."""
 
     @property
     def governing(self) -> verdict.CatalogClaim | None:
@@ -52,7 +54,7 @@ def all_claims(backend: Backend) -> Claims:
             readable[epoch] = _read(backend, key)
         except FormatError:
             continue
-    return Claims(max(epochs, default=0), readable)
+    return Claims(max(epochs, default=0), readable, damaged=len(readable) < len(epochs))
 
 
 def claim_epoch(backend: Backend, claim: verdict.CatalogClaim) -> None:

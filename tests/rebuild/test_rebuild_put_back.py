@@ -15,7 +15,7 @@ from ckptfmt.catalog import repair
 from ckptfmt.cli.repair import repair_catalog
 from ckptfmt.engine.contradictions import contradictions
 from ckptfmt.engine.keep.gc import collect, retire
-from ckptfmt.errors import CatalogBehind, CkptError, Conflict
+from ckptfmt.errors import CatalogBehind, CkptError, Conflict, FormatError
 from ckptfmt.format.states import State
 
 History = dict[str, list[Told]]
@@ -266,3 +266,12 @@ def test_what_others_do_meanwhile_is_no_contradiction(root: Path) -> None:
         looker.join()
     assert seen
     assert not any(seen)
+
+
+def test_a_damaged_claim_is_followed_by_a_new_one(root: Path, before: History) -> None:
+    claim = root / "catalogs" / "00000001.json"
+    claim.write_bytes(claim.read_bytes()[:-3])
+    with pytest.raises(FormatError, match=r"00000001\.json"):
+        ckptfmt.open(root)
+    assert repair_catalog(root, how="merge").epoch == 2
+    assert_sound(root, before)
