@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ckptfmt.errors import FormatError
@@ -24,23 +24,23 @@ class RunSurvey:
 def survey(backend: Backend) -> list[RunSurvey]:
     """Look at everything under the runs of a root. Sorted by run key."""
     runs: dict[str, RunSurvey] = {}
-    for run_key, folder, name, nbytes in _objects(backend):
-        run = runs.setdefault(run_key, RunSurvey(run_key))
-        if folder == "commits":
+    for info in backend.list(layout.RUNS):
+        _, _, place = info.key.partition("/")
+        run_key, _, place = place.partition("/")
+        folder, _, name = place.partition("/")
+        if not name or "/" in name:
+            continue  # nothing of a generation lies there
+        run = runs.get(run_key) or runs.setdefault(run_key, RunSurvey(run_key))
+        names = run.folders.get(folder)
+        if names is not None:
+            names[name] = info.nbytes
+        elif folder == "commits":
             hint = layout.parse_commit_hint(name)
             if hint is not None:
                 run.hints.append(hint)
         elif is_key(folder):
-            run.folders.setdefault(folder, {})[name] = nbytes
+            run.folders[folder] = {name: info.nbytes}
     return [runs[key] for key in sorted(runs)]
-
-
-def _objects(backend: Backend) -> Iterator[tuple[str, str, str, int]]:
-    """(run key, folder, object name, bytes) of whatever lies where a generation's objects and hints lie."""
-    for info in backend.list(layout.RUNS):
-        parts = info.key.split("/")
-        if len(parts) == 4:
-            yield parts[1], parts[2], parts[3], info.nbytes
 
 
 def is_key(name: str) -> bool:

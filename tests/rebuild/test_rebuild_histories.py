@@ -145,7 +145,7 @@ def test_random_histories(template: Path, steps: Sequence[tuple[str, str, int]])
 
 
 @pytest.mark.slow
-@settings(_QUICK, max_examples=150)
+@settings(_QUICK, max_examples=60)
 @given(steps=STEPS)
 def test_many_random_histories(template: Path, steps: Sequence[tuple[str, str, int]]) -> None:
     _run(steps, template)
