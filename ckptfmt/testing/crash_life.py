@@ -69,7 +69,7 @@ class Places(Protocol):
         """Nobody needs it any more."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Operation:
     """One call, under a name that is the same each time the same work is done."""
 
@@ -77,7 +77,8 @@ class Operation:
     op: str
     key: str
     """Of an object, without what differs from time to time; '' for the catalog."""
-    offset: int | None
+    offset: int
+    """-1 where there is none."""
     nth: int
     """Counts the calls that are equal so far, from 1."""
 
@@ -97,7 +98,7 @@ class Operation:
 
     def __str__(self) -> str:
         where = f" {self.key.rpartition('/')[2]}" if self.key else ""
-        at = "" if self.offset is None else f" at {self.offset}"
+        at = "" if self.offset < 0 else f" at {self.offset}"
         return f"{self.party} {self.op}{where}{at}{f' ({self.nth})' if self.nth > 1 else ''}"
 
 
@@ -128,7 +129,7 @@ class Life:
         self.dead = threading.Event()
         self._strike = strike
         self._lock = threading.Lock()
-        self._counts: Counter[tuple[Party, str, str, int | None]] = Counter()
+        self._counts: Counter[tuple[Party, str, str, int]] = Counter()
         self._checkpointers: list[Checkpointer] = []
         self._connection = self._open() if opened else None
 
@@ -184,7 +185,7 @@ class Life:
             self.repository.close()
 
     # -- what its calls go through ----------------------------------------------------------------
-    def arrive(self, party: Party, op: str, key: str, offset: int | None) -> list[Fault]:
+    def arrive(self, party: Party, op: str, key: str, offset: int = -1) -> list[Fault]:
         """Count a call. Returns what goes wrong with it."""
         self.check_alive(party)
         if threading.current_thread().daemon:
@@ -235,7 +236,7 @@ class _Storage(FaultyBackend):
         self._life = life
 
     def _arrive(self, op: str, key: str, offset: int | None, nbytes: int | None) -> list[Fault]:
-        at = offset if op in ("write_at", "read_into") else None
+        at = -1 if offset is None else offset
         faults = [*self._life.arrive("storage", op, key, at), *super()._arrive(op, key, offset, nbytes)]
         self._life.check_alive("storage")  # it may have died while this call was held up
         return faults
@@ -247,7 +248,7 @@ class _Sql(FaultyCatalog):
         self._life = life
 
     def _arrive(self, op: str, key: str, offset: int | None, nbytes: int | None) -> list[Fault]:
-        faults = [*self._life.arrive("catalog", op, key, None), *super()._arrive(op, key, offset, nbytes)]
+        faults = [*self._life.arrive("catalog", op, key), *super()._arrive(op, key, offset, nbytes)]
         self._life.check_alive("catalog")
         return faults
 

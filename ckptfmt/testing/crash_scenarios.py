@@ -148,9 +148,9 @@ def saving(
 
 
 def commit(place: Place, told: Told, state: Any, step: int, run: str = RUN) -> Told:
-    """Save one step in a process that ends well."""
+    """Save one step in a process that ends well. Keys are the same each time."""
     life = Life(place)
-    with life.checkpointer(run) as checkpointer:
+    with life.checkpointer(run, launch=f"well-{step}") as checkpointer:
         pending = checkpointer.save(state, step=step)
         assert pending is not None
         told.hear(pending)
@@ -168,7 +168,7 @@ def leave(place: Place, step: int, op: str, name: str, run: str = RUN) -> None:
         return BackendError("this process is dead")
 
     life.backend.add(Fault(op, error=kill, when=lambda call: name in call.key.rpartition("/")[2]))
-    checkpointer = life.checkpointer(run)
+    checkpointer = life.checkpointer(run, launch=f"badly-{step}")
     pending = checkpointer.save(sample_state(step), step=step)
     assert pending is not None
     pending.exception(timeout=_PATIENCE)
