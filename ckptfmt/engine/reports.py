@@ -164,7 +164,7 @@ class RecoverAction(Report):
     step: int
     action: str
     """``proved``, ``committed``, ``aborted``, ``adopted``, ``closed`` (a retired one gets its tombstone) or ``left``
-    (a live launch is writing it)."""
+    (a live launch is writing it, or storage contradicts the catalog)."""
     reason: str
 
 
@@ -194,7 +194,8 @@ class GcReport(Report):
     waiting: tuple[str, ...] = ()
     """Retired generations still inside the grace period, with the time when they become due."""
     damaged: tuple[str, ...] = ()
-    """Aborted generations whose verdict on storage cannot be read: nothing of them was removed."""
+    """Generations whose verdict or tombstone on storage cannot be read, or contradicts the catalog, and why: nothing of
+    them was removed."""
     adopted: tuple[int, ...] = field(default=())
     """Aborted rows whose storage held a committed verdict: repaired in place of being deleted."""
     held: tuple[str, ...] = ()

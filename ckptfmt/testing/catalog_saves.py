@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from ckptfmt.errors import CatalogBehind, Conflict, InvalidInput, NotFound
+from ckptfmt.errors import CatalogBehind, Conflict, Fenced, InvalidInput, NotFound
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import GenerationRecord, PackRecord
 from ckptfmt.testing.catalog_job import Job, MakeCatalog, require
@@ -112,29 +113,12 @@ class SaveCases:
     def test_begin_refuses_nonsense(self, make_catalog: MakeCatalog) -> None:
         catalog = make_catalog()
         job = Job.start(catalog, world_size=2)
+        known: dict[str, Any] = {"n": 0, "key": "k", "deadline_seconds": None, "fence": 1, "token": job.launch.token}
         for ranks in ([], [0, 0], [2], [-1]):
             with pytest.raises(InvalidInput, match="ranks"):
-                catalog.begin_save(
-                    job.launch.id,
-                    n=0,
-                    step=0,
-                    key="k",
-                    ranks=ranks,
-                    deadline_seconds=None,
-                    fence=job.fence,
-                    token=job.launch.token,
-                )
+                catalog.begin_save(job.launch.id, step=0, ranks=ranks, **known)
         with pytest.raises(InvalidInput, match="negative"):
-            catalog.begin_save(
-                job.launch.id,
-                n=0,
-                step=-1,
-                key="k",
-                ranks=[0],
-                deadline_seconds=None,
-                fence=job.fence,
-                token=job.launch.token,
-            )
+            catalog.begin_save(job.launch.id, step=-1, ranks=[0], **known)
         with pytest.raises(InvalidInput, match="tag"):
             job.begin(tags=[""])
         assert catalog.generations() == []
@@ -145,6 +129,19 @@ class SaveCases:
         catalog.close_launch(job.launch.id)
         with pytest.raises(Conflict, match="closed"):
             job.begin()
+
+    def test_who_has_another_token_is_another_launch(self, make_catalog: MakeCatalog) -> None:
+        """Its id and its fence were handed out again, by a catalog that was put back from a copy."""
+        catalog = make_catalog()
+        job = Job.start(catalog)
+        with pytest.raises(Fenced, match="is another one now"):
+            catalog.begin_save(
+                job.launch.id, n=0, step=1, key="k", ranks=[0], deadline_seconds=None, fence=1, token="forgotten"
+            )
+        with pytest.raises(Fenced, match="is another one now"):
+            catalog.skip_save(job.launch.id, n=0, step=1, fence=job.fence, token="forgotten")
+        assert catalog.generations() == []
+        assert job.begin(1).save_number == 0
 
     def test_skip_is_remembered(self, make_catalog: MakeCatalog) -> None:
         catalog = make_catalog()
