@@ -349,6 +349,24 @@ def test_sweep_removes_what_killed_creates_left(tmp_path: Path) -> None:
     assert backend.read("f/x", limit=1) == b"1"
 
 
+def test_sweep_takes_no_more_than_it_is_told(tmp_path: Path) -> None:
+    backend = opened(tmp_path, WatchedSyscalls())
+    backend.make_folder("f/g")
+    left = [f"{place}.ckptfmt-tmp-1-00ff" for place in ("", "f/", "f/g/")]
+    for key in left:
+        (tmp_path / "root" / key).write_bytes(b"half")
+
+    def keys(prefix: str, **options: Any) -> list[str]:
+        return [info.key for info in backend.sweep_debris(prefix, **options)]
+
+    assert keys("", dry_run=True, deep=False) == left[:1]
+    assert keys("f", dry_run=True, deep=False) == left[1:2]
+    assert keys("f", dry_run=False, only={left[2], left[0]}) == left[2:]
+    assert keys("", dry_run=False, only=set()) == []
+    assert keys("", dry_run=False, deep=False) == left[:1]
+    assert keys("", dry_run=True) == left[1:2]
+
+
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.convert({"dirct": True}, PosixOptions)

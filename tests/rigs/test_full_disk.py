@@ -57,8 +57,9 @@ def assert_no_space(error: BaseException) -> None:
     full = [cause for cause in causes(error) if isinstance(cause, OutOfSpace | CatalogError)]
     assert full, causes(error)
     if isinstance(full[0], CatalogError):
-        # SQLite says no more than this of a journal that it can't make for want of an inode.
-        assert "full: free space" in str(full[0]) or "cannot be opened: check" in str(full[0]), full[0]
+        assert full[0].kind == "catalog_full"
+        assert "full: free space" in str(full[0]) or "no inodes left" in str(full[0]), full[0]
+        assert "`ckptfmt gc`" in str(full[0])
     else:
         assert_tells(error, OutOfSpace, "free")
         assert full[0].needed
