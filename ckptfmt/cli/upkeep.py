@@ -91,13 +91,15 @@ def show_collected(page: Page, report: Collected) -> None:
     if not rows:
         page.line("nothing to remove")
     elif found.dry_run:
-        page.line(f"would remove {total} of {_generations(found.items)}; ", style("to do it: --yes", "bold"))
+        page.line(f"would remove {total}{_generations(found.items)}; ", style("to do it: --yes", "bold"))
     else:
-        page.line(style(f"removed {total} of {_generations(found.items)}", "green"))
+        page.line(style(f"removed {total}{_generations(found.items)}", "green"))
 
 
 def _generations(items: tuple[GcItem, ...]) -> str:
-    return q.count(len({(item.run, item.generation_id) for item in items}), "generation")
+    """Of how many generations; leftovers of creates are of none."""
+    ids = {item.generation_id for item in items} - {0}
+    return f" of {q.count(len(ids), 'generation')}" if ids else ""
 
 
 def _show_beside(page: Page, found: GcReport) -> None:

@@ -43,6 +43,20 @@ def test_gc_shows_the_plan_and_acts_only_with_yes(tmp_path: Path) -> None:
     assert ok("verify", tmp_path)
 
 
+def test_gc_takes_leftovers_of_no_generation(tmp_path: Path) -> None:
+    save_steps(tmp_path, 10)
+    for place in (tmp_path, tmp_path / "catalogs"):
+        (place / ".ckptfmt-tmp-1-00ff").write_bytes(bytes(500))
+    assert "would remove 2 objects, 1.0 kB; to do it" in ok("gc", tmp_path)
+    found = ok_json("gc", tmp_path)["gc"]["items"]
+    assert [(item["generation_id"], item["run"], item["object"]) for item in found] == [
+        (0, "", ".ckptfmt-tmp-1-00ff"),
+        (0, "", "catalogs/.ckptfmt-tmp-1-00ff"),
+    ]
+    assert "removed 2 objects, 1.0 kB" in ok("gc", tmp_path, "--yes")
+    assert "nothing to remove" in ok("gc", tmp_path)
+
+
 def test_recover_settles_what_a_crash_left(tmp_path: Path) -> None:
     save_steps(tmp_path, 10)
     with site_of(tmp_path) as site:
