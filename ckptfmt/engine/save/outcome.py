@@ -53,11 +53,13 @@ def _verdict(
                 reason=reason[:_REASON_LENGTH_MAX],
                 fence=context.launch.fence,
             )
-        except (Conflict, CatalogError) as error_now:
+        except Conflict:
             # Fenced: the newer launch settles this row, and may even finish it. Or it was committed meanwhile.
-            # No room for a verdict: somebody may make some. Nothing else is worth such a wait.
-            full = isinstance(error_now, CatalogError) and error_now.kind == "catalog_full"
-            if time.monotonic() > until or not (full or isinstance(error_now, Conflict)):
+            if time.monotonic() > until:
+                raise
+        except CatalogError as refused:
+            # No room for so much as the verdict: somebody may make some.
+            if refused.kind != "catalog_full" or time.monotonic() > until:
                 raise
         time.sleep(_POLL_SECONDS)
 
