@@ -40,8 +40,6 @@ class Alone:
     def _try(self, s: bytes) -> str | None:
         t = bytearray(s[: v.ACTORS] + bytes(v.ACTOR_FIELDS * len(self._actors)))
         t[v.LATE[0] : v.GHOSTS[0]] = bytes(v.GHOSTS[0] - v.LATE[0])
-        if any(numbered_twice(t, g) for g in range(v.GENERATIONS)) and self._excuses_numbers:
-            return None
         if behind(t):
             rebuild(t)
         first = self._run(bytes(t))
@@ -74,10 +72,10 @@ class Alone:
                 return "recover does not end"
         return s
 
-    @staticmethod
-    def _unfinished(s: bytes) -> str | None:
-        for row, folder in zip(v.ROWS, v.FOLDERS, strict=True):
-            if s[row + v.STATE] in v.OPEN:
+    def _unfinished(self, s: bytes) -> str | None:
+        for g, (row, folder) in enumerate(zip(v.ROWS, v.FOLDERS, strict=True)):
+            passed_over = self._excuses_numbers and numbered_twice(s, g)
+            if s[row + v.STATE] in v.OPEN and not passed_over:
                 return "a generation of an older launch is still open: recover is wedged"
             unproven = s[row + v.STATE] == v.COMMITTED and not s[row + v.PROVEN]
             # Put back and committed a second time: storage holds the first verdict, or what a dead writer began of it.

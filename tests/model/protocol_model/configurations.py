@@ -87,6 +87,7 @@ MUTANTS: Final = (
     _broken(Mutant.FAILED_WITHOUT_SWAP, (*_A, "B")),
     _broken(Mutant.SETTLE_AFTER_RESTORE, (*_A, "B")),
     _broken(Mutant.GRACE_FROM_ROW, (*_KEEP, "reader by proof"), parent=True),
+    _broken(Mutant.CLOSED_BEFORE_TOMBSTONE, (*_KEEP, "reader by proof"), parent=True),
     _broken(Mutant.ADOPT_BEFORE_HINT, ("A.0", "B"), Fault.ROLLBACK),
     _broken(Mutant.NO_READER_RULE, (*_KEEP, "reader"), parent=True),
 )

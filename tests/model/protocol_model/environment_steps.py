@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol_model import transactions
 from protocol_model import vector as v
-from protocol_model.loss import PUT_BACK, behind
+from protocol_model.loss import PUT_BACK, behind, numbered_twice
 from protocol_model.machine import Actor, Out, World, emit, step
 from protocol_model.variant import Mutant
 
@@ -83,7 +83,7 @@ def rebuild(t: bytearray) -> None:
         if v.proves(found) and t[row + v.SEQ] == 0:
             t[folder + v.HINT] = 1
             transactions.adopt(t, g, t[v.FENCE], found)
-        if found == v.ABORTED_VERDICT and t[row + v.STATE] in v.OPEN:
+        if found and t[row + v.STATE] in v.OPEN and (found == v.ABORTED_VERDICT or numbered_twice(t, g)):
             t[row + v.STATE] = v.MOVES["abort", t[row + v.STATE]]
         if t[row + v.STATE] == v.COMMITTED and (found == v.ABORTED_VERDICT or t[folder + v.STONE]):
             t[row + v.STATE] = v.MOVES["retire", v.COMMITTED]

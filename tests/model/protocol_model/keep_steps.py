@@ -31,14 +31,24 @@ def _retire(world: World, s: bytes, a: Actor, out: Out) -> None:
         if transactions.retire(t, g) == OK:
             t[v.READERS] = s[v.READERS]
             t[a.at + v.GEN] = g
-            goto(t, a, "stone")
+            goto(t, a, _to_close(world))
             emit(out, s, t, a, "done", g=g)
 
 
-@step("stone", "creates RETIRED.json of {g}", f"{_GC}:close_retired", op="create RETIRED.json")
+def _to_close(world: World) -> str:
+    return "closed" if world.variant.mutant is Mutant.CLOSED_BEFORE_TOMBSTONE else "stone"
+
+
+def _closed(a: Actor) -> str:
+    return "grace" if a.kind == "gc" else "retire"
+
+
+@step("stone", "creates RETIRED.json of {g}", f"{_SWEEP}:close_retired", op="create RETIRED.json")
 def _stone(world: World, s: bytes, a: Actor, out: Out) -> None:
     g = at_hand(s, a)
-    following = "grace" if a.kind == "gc" else "retire"
+    following = _closed(a)
+    if world.variant.mutant not in (Mutant.GRACE_FROM_ROW, Mutant.CLOSED_BEFORE_TOMBSTONE):
+        following = following if s[v.ROWS[g] + v.CLOSED] else "closed"
 
     def torn(t: bytearray) -> bool:
         t[v.FOLDERS[g] + v.STONE] = v.TORN
@@ -56,15 +66,34 @@ def _stone(world: World, s: bytes, a: Actor, out: Out) -> None:
     attempt(world, s, a, out, do, lambda t, answer: following if answer == OK else IDLE, Ways(None, None, torn), g=g)
 
 
-@step("grace", "waits for the grace of {g}", f"{_GC}:_due", "spec/commit-protocol.md#Wait for the grace")
+@step(
+    "closed",
+    "notes in the catalog that the tombstone of {g} is durable",
+    f"{_SWEEP}:note_closed",
+    transactions.LINKS["note"],
+    op="note",
+)
+def _note_closed(world: World, s: bytes, a: Actor, out: Out) -> None:
+    g = at_hand(s, a)
+    following = "stone" if world.variant.mutant is Mutant.CLOSED_BEFORE_TOMBSTONE else _closed(a)
+    attempt(world, s, a, out, lambda t: transactions.note(t, g), lambda t, _: following, g=g)
+
+
+@step(
+    "grace",
+    "waits for the grace of {g}",
+    f"{_GC}:_due",
+    f"{_SWEEP}:closed_at",
+    "spec/commit-protocol.md#Wait for the grace",
+)
 def _grace(world: World, s: bytes, a: Actor, out: Out) -> None:
-    """An hour outlasts every reader that holds no row. Assumed here: such a reader is done, or was never begun."""
+    """Assumed here: an hour outlasts every reader that holds no row and began before the hour."""
     g = at_hand(s, a)
     reading = {CODE[name] for name in ("look_open", "look_reading", "proof_open", "proof_reading")}
     for other in world.actors:
         if other.kind in ("looker", "prover_reader") and s[other.at + v.PC] in reading and s[other.at + v.GEN] == g:
             began_later = bool(s[other.at + v.NOTE])
-            if not (began_later and world.variant.mutant is Mutant.GRACE_FROM_ROW):
+            if not began_later:
                 return
     t = bytearray(s)
     goto(t, a, "remove_manifests")
@@ -77,9 +106,11 @@ def _gc_next(world: World, s: bytes, a: Actor, out: Out) -> None:
         return
     for g, (row, folder) in enumerate(zip(v.ROWS, v.FOLDERS, strict=True)):
         objects = s[folder + v.PACKS] | s[folder + v.PARTS] | s[folder + v.MANIFESTS]
-        following = {v.ABORTED: "gc_slot", v.RETIRED: "stone", v.DELETED: "remove_manifests" if objects else ""}.get(
-            s[row + v.STATE], ""
-        )
+        following = {
+            v.ABORTED: "gc_slot",
+            v.RETIRED: _to_close(world),
+            v.DELETED: "remove_manifests" if objects else "",
+        }.get(s[row + v.STATE], "")
         if following:
             t = bytearray(s)
             t[a.at + v.GEN], t[a.at + v.HELD] = g, s[v.FENCE]
@@ -93,6 +124,10 @@ def _gc_slot(world: World, s: bytes, a: Actor, out: Out) -> None:
     found = s[v.FOLDERS[g] + v.COMMIT]
     damaged = found == v.TORN or found >= v.TORN_LONG
     t = bytearray(s)
+    if v.proves(found) and s[v.FOLDERS[g] + v.STONE]:
+        goto(t, a, "grace" if s[v.ROWS[g] + v.CLOSED] else "closed")
+        emit(out, s, t, a, "committed, and retired since", g=g)
+        return
     goto(t, a, "gc_next" if damaged else "adopt" if v.proves(found) else "close_slot")
     emit(out, s, t, a, "damaged" if damaged else "committed" if v.proves(found) else "aborted or empty", g=g)
 

@@ -16,7 +16,7 @@ def contradicts(s: bytes | bytearray, g: int) -> bool:
     """Storage holds a verdict or a tombstone that this row of the catalog cannot have led to.
 
     A committed verdict of what is not committed; any verdict where there is no row (its id is above the catalog's
-    highest); an aborted verdict or a tombstone of what is committed.
+    highest); an aborted verdict of what is committed or still open; a tombstone of what is committed.
     """
     state, folder = s[v.ROWS[g] + v.STATE], v.FOLDERS[g]
     found = s[folder + v.COMMIT]
@@ -24,6 +24,8 @@ def contradicts(s: bytes | bytearray, g: int) -> bool:
         return not numbered_twice(s, g)
     if state == v.COMMITTED:
         return found == v.ABORTED_VERDICT or s[folder + v.STONE] != 0
+    if state in v.OPEN:
+        return found == v.ABORTED_VERDICT
     return found != 0 and state == v.NO_ROW
 
 

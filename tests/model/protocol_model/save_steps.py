@@ -253,7 +253,10 @@ def _prove(world: World, s: bytes, a: Actor, out: Out) -> None:
         return Ways(None, late, torn)
 
     def then(t: bytearray, answer: str) -> str:
-        return "hint" if answer == OK else _proof_pending(t, a)
+        if answer == OK:
+            return "hint"
+        # Nobody calls it saved: its handle says that the outcome is unknown.
+        return after_proof(a) if t[slot] == v.ABORTED_VERDICT else _proof_pending(t, a)
 
     attempt(world, s, a, out, lambda t: store.create_verdict(world.variant, t, g, value), then, tearing(v.TORN), g=g)
     tear_long(world, s, a, out, g, value)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from protocol_model import transactions
 from protocol_model import vector as v
-from protocol_model.loss import behind
+from protocol_model.loss import behind, numbered_twice
 from protocol_model.machine import IDLE, Actor, Out, World, attempt, emit, goto, step
-from protocol_model.save_steps import at_hand, prove_row
-from protocol_model.transactions import OK
+from protocol_model.save_steps import after_proof, at_hand, prove_row
+from protocol_model.transactions import FENCED, OK
 from protocol_model.variant import Mutant
 
 _RECOVER = "ckptfmt.engine.keep.recover"
@@ -37,11 +37,12 @@ def _acquire(world: World, s: bytes, a: Actor, out: Out) -> None:
     f"{_RECOVER}:_in_order",
 )
 def _settle_next(world: World, s: bytes, a: Actor, out: Out) -> None:
+    """One whose number was given twice is passed over: its adoption would be refused."""
     held = s[a.at + v.HELD]
     rows = sorted(
         (s[row + v.ROW_FENCE], g)
         for g, row in enumerate(v.ROWS)
-        if s[row + v.STATE] in v.OPEN and s[row + v.ROW_FENCE] < held
+        if s[row + v.STATE] in v.OPEN and s[row + v.ROW_FENCE] < held and not numbered_twice(s, g)
     )
     t = bytearray(s)
     if rows:
@@ -59,10 +60,12 @@ def _settle_next(world: World, s: bytes, a: Actor, out: Out) -> None:
 def _slot(world: World, s: bytes, a: Actor, out: Out) -> None:
     g = at_hand(s, a)
     found = s[v.FOLDERS[g] + v.COMMIT]
-    following = "check" if found == 0 else "adopt" if v.proves(found) else "settle_abort"
+    retired = v.proves(found) and s[v.FOLDERS[g] + v.STONE]
+    following = "check" if found == 0 else "adopt" if v.proves(found) and not retired else "settle_abort"
     t = bytearray(s)
     goto(t, a, following)
-    emit(out, s, t, a, "empty" if found == 0 else "committed" if v.proves(found) else "aborted or damaged", g=g)
+    told = "committed, and retired since" if retired else "committed" if v.proves(found) else "aborted or damaged"
+    emit(out, s, t, a, "empty" if found == 0 else told, g=g)
 
 
 @step("check", "checks whether {g} can be finished", f"{_RECOVER}:_check_complete")
@@ -102,7 +105,7 @@ def _adopt(world: World, s: bytes, a: Actor, out: Out) -> None:
     t = bytearray(s)
     t[a.at + v.NOTE] = found
     following = "adopt_row" if world.variant.mutant is Mutant.ADOPT_BEFORE_HINT else "adopt_hint"
-    goto(t, a, following if good else IDLE)
+    goto(t, a, following if good else after_proof(a))
     emit(out, s, t, a, "it is" if good else "refuses: retired, or something is missing", g=g)
 
 
@@ -139,7 +142,7 @@ def _adopt_row(world: World, s: bytes, a: Actor, out: Out) -> None:
         a,
         out,
         lambda t: transactions.adopt(t, g, fence, found),
-        lambda t, answer: prove_row(t, a, g) if answer == OK else IDLE,
+        lambda t, answer: prove_row(t, a, g) if answer == OK else IDLE if answer == FENCED else after_proof(a),
         g=g,
     )
 

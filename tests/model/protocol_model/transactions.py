@@ -23,6 +23,7 @@ LINKS: Final = {
     "retire": "ckptfmt.catalog.retention:retire",
     "mark_swept": "ckptfmt.catalog.retention:mark_swept",
     "acquire": "ckptfmt.catalog.launches:acquire",
+    "note": "ckptfmt.catalog.runs:note",
     "open_reader": "ckptfmt.catalog.readers:open_reader",
 }
 
@@ -164,6 +165,12 @@ def retire(s: bytearray, g: int) -> str:
     if not _move(s, g, "retire"):
         return REFUSED
     s[v.GHOSTS[g] + v.GIVEN_UP] = 1
+    return OK
+
+
+def note(s: bytearray, g: int) -> str:
+    """The tombstone is durable."""
+    s[v.ROWS[g] + v.CLOSED] = 1
     return OK
 
 

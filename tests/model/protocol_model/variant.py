@@ -22,6 +22,7 @@ class Mutant(StrEnum):
     FAILED_WITHOUT_SWAP = "a save says 'failed' without having won the swap to aborted"
     SETTLE_AFTER_RESTORE = "a new launch restores before it settles what the older one left"
     GRACE_FROM_ROW = "the grace counts from the row's retirement, not from the tombstone"
+    CLOSED_BEFORE_TOMBSTONE = "the catalog says that the tombstone is durable before it is"
     ADOPT_BEFORE_HINT = "an adopted generation is called proven before its commit hint is there"
     NO_READER_RULE = "retire ignores registered readers"
 

@@ -19,9 +19,10 @@ PARENT, FIRST, SECOND = range(GENERATIONS)
 # -- the catalog ------------------------------------------------------------------------------------
 FENCE, NEXT_SEQ, EPOCH, HOLD, READERS = range(5)
 """``READERS``: bit g is set while a registered reader has generation g."""
-ROW_FIELDS: Final = 8
-STATE, ROW_FENCE, ACKS, MANIFEST, SEQ, ROW_EPOCH, C4_NUMBER, PROVEN = range(ROW_FIELDS)
-"""``MANIFEST``: content (1, 2; 0 = none). ``C4_NUMBER`` stands for committed_at: which execution of C4 it was."""
+ROW_FIELDS: Final = 9
+STATE, ROW_FENCE, ACKS, MANIFEST, SEQ, ROW_EPOCH, C4_NUMBER, PROVEN, CLOSED = range(ROW_FIELDS)
+"""``MANIFEST``: content (1, 2; 0 = none). ``C4_NUMBER`` stands for committed_at: which execution of C4 it was.
+``CLOSED``: the catalog says that the tombstone is durable; the grace counts from there."""
 ROWS: Final = tuple(5 + ROW_FIELDS * g for g in range(GENERATIONS))
 CATALOG_BYTES: Final = 5 + ROW_FIELDS * GENERATIONS
 
