@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def _no_power_cuts() -> Iterator[None]:
 
         def connect_quickly(self: SqliteSessions, *args: Any) -> sqlite3.Connection:
             connection = connect(self, *args)
-            connection.execute("PRAGMA synchronous=OFF")
+            with suppress(sqlite3.DatabaseError):  # of damaged ones the library itself is to tell
+                connection.execute("PRAGMA synchronous=OFF")
             return connection
 
         patch.setattr(SqliteSessions, "_connect", connect_quickly)
