@@ -86,6 +86,7 @@ class Examination:
     # -- what opens -------------------------------------------------------------------------------
     def _look(self, when: str, *, settled: bool = False) -> None:
         """Every door: what was reported as committed opens and is whole, and nothing opens that is not committed."""
+        committed: set[Save] = set()
         with self._part(f"{when}, by the catalog"), self.place.open("r") as repository:
             rows = repository._connection.site.sql().generations()
             committed = {(row.run, row.step) for row in rows if row.state is State.COMMITTED}
@@ -120,6 +121,8 @@ class Examination:
         self._check(where, generation, row.step)
 
     def _check(self, where: str, generation: ckptfmt.Generation, step: int) -> None:
+        if where.startswith(_MIDDLE):
+            return  # it opens; its bytes are looked at before and once more in the end
         different = self.scenario.differences(generation.load(framework="numpy"), step)
         if different is not None or generation.step != step:
             self._wrong(f"{where}: generation {generation.id} (step {step}): {different}")

@@ -20,6 +20,7 @@ from crash_places import FolderPlaces, MemoryPlaces, lose_catalog
 from ckptfmt.catalog.reader import ReadOnlyCatalog
 from ckptfmt.catalog.sql import SqlCatalog
 from ckptfmt.engine import plan as plans
+from ckptfmt.engine.keep import recover
 from ckptfmt.format import checksum
 from ckptfmt.pending import PendingSave
 from ckptfmt.testing.catalog_faults import CATALOG_CHANGES
@@ -73,11 +74,11 @@ def _large(step: int) -> dict[str, Any]:
 
 
 COUNTS = {
-    "save": Count(lambda: saving("save", 2), 31, 18, 8, whole=True),
+    "save": Count(lambda: saving("save", 2), 31, 18, 12, whole=True),
     "two in flight": Count(lambda: saving("save, two in flight", 2, 3, in_flight_max=2), 54, 32, 40),
     "sync": Count(lambda: saving("save, part of it synchronous", 2, sync=["w"]), 35, 21, 13, snapshot_only=True),
     "staged": Count(
-        lambda: saving("save, staged", 2, state=_large, host_bytes_max=STAGED), 49, 36, 23, snapshot_only=True
+        lambda: saving("save, staged", 2, state=_large, host_bytes_max=STAGED), 49, 36, 47, snapshot_only=True
     ),
     "deferred": Count(_torch_scenario, 33, 20, 10, snapshot_only=True),
     "abort": Count(lambda: ABORT, 49, 28, 31),
@@ -188,7 +189,7 @@ def _in_child(work: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]
     return receive
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("points", ["save"], indirect=True)
 def test_a_launch_overtaken_at_any_operation_commits_nothing_more(points: CrashPoints, every: int) -> None:
     overtaken = Overtaken(points)
@@ -200,7 +201,7 @@ ENDINGS: tuple[Way, ...] = ("before", "torn", "after")
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("every", [17, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [25, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_killed_process_on_a_disk(folder_places: FolderPlaces, every: int, tell: Tell) -> None:
     points = CrashPoints(folder_places, saving("save, on a disk, killed", 2))
     for case in points.cases(every=every, ways=ENDINGS):
@@ -209,7 +210,7 @@ def test_a_killed_process_on_a_disk(folder_places: FolderPlaces, every: int, tel
     points.close()
 
 
-@pytest.mark.parametrize("every", [29, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [49, pytest.param(7, marks=pytest.mark.slow)])
 def test_the_same_on_a_disk(folder_places: FolderPlaces, every: int, tell: Tell) -> None:
     points = CrashPoints(folder_places, saving("save, on a disk", 2))
     for case in points.cases(every=every):
@@ -226,6 +227,24 @@ def test_an_operation_that_does_not_come_is_told(points: CrashPoints) -> None:
     (problem,) = points.run(absent)
     assert "never reached" in problem
     assert 99 not in points.reached
+
+
+@pytest.mark.parametrize(
+    ("points", "forgotten", "op", "way", "problem"),
+    [
+        ("save", "prove_committed", "set_proven", "before", "without a proof"),
+        ("save", "settle_older", "report_rank", "before", "recover left"),
+        ("gc", "close_retired_late", "retire", "after", "storage proves"),
+    ],
+    indirect=["points"],
+)
+def test_what_recover_forgets_is_noticed(
+    points: CrashPoints, monkeypatch: pytest.MonkeyPatch, forgotten: str, op: str, way: Way, problem: str
+) -> None:
+    case = next(case for case in points.cases() if (case.operation.op, case.way) == (op, way))
+    assert points.run(case) == []
+    monkeypatch.setattr(recover, forgotten, lambda *args, **named: [])
+    assert any(problem in found for found in points.run(case))
 
 
 def test_the_changes_are_what_a_reader_of_the_catalog_lacks() -> None:

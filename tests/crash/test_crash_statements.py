@@ -73,7 +73,7 @@ def statements(quick: None, monkeypatch: pytest.MonkeyPatch) -> Statements:
     return Statements(monkeypatch)
 
 
-@pytest.mark.parametrize("every", [11, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [23, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_upgrade_killed_at_any_statement_is_done_again(
     tmp_path: Path, statements: Statements, every: int, tell: Callable[[str], None]
 ) -> None:
@@ -94,7 +94,7 @@ def test_an_upgrade_killed_at_any_statement_is_done_again(
     tell(f"db upgrade: {count} statements, a kill at {len(range(1, count + 1, every))} of them")
 
 
-@pytest.mark.parametrize("every", [67, pytest.param(11, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [97, pytest.param(11, marks=pytest.mark.slow)])
 def test_a_save_killed_at_any_statement_harms_nothing(
     folder_places: FolderPlaces, statements: Statements, every: int, tell: Callable[[str], None]
 ) -> None:
