@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,7 +37,9 @@ class Opened:
 
     @property
     def common(self) -> tree.Node:
-        return self.manifest.trees.common
+        """The state of all ranks. ``FormatError`` at first use if its text is none, as of ``slots``."""
+        with self._told():
+            return self.manifest.trees.common
 
     @property
     def name(self) -> str:
@@ -55,7 +59,17 @@ class Opened:
 
     def slots(self, rank: int) -> dict[str, tree.Node]:
         """What ``rank`` kept for itself, by slot."""
-        return self.manifest.trees.per_rank.get(str(rank), {})
+        with self._told():
+            return self.manifest.trees.per_rank.get(str(rank), {})
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except FormatError as error:
+            raise type(error)(
+                f"{self.site.backend.url}: {self.name}: {error}; its tensors can still be read by name"
+            ) from error
 
     def saved_as(self, stored_name: str) -> str:
         """The word of the array library that a tensor came from: ``tensor`` (torch) or ``array`` (numpy, bytes)."""
@@ -64,22 +78,19 @@ class Opened:
         # Whoever asks once reads one tensor: all others are not worth looking at.
         self._asked.append(stored_name)
         names = [stored_name, *(other for other, name in self.manifest.aliases.items() if name == stored_name)]
-        found = (tree.first_tag(node, names, ("tensor", "array")) for node in self._trees())
+        found = (tree.first_tag(text, names, ("tensor", "array")) for text in self.manifest.trees.texts())
         return next(filter(None, found), "array")
 
     @cached_property
     def _asked(self) -> list[str]:
         return []
 
-    def _trees(self) -> list[tree.Node]:
-        return [self.common, *(node for slots in self.manifest.trees.per_rank.values() for node in slots.values())]
-
     @cached_property
     def _saved_as(self) -> dict[str, str]:
         """The first reference to a tensor decides; an alias counts as the name it is stored under."""
         found: dict[str, str] = {}
         aliases = self.manifest.aliases
-        for node in self._trees():
+        for node in self.manifest.trees.nodes():
             for tag, name in tree.references(node):
                 if tag in ("tensor", "array"):
                     found.setdefault(aliases.get(name, name), tag)

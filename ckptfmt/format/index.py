@@ -53,13 +53,22 @@ class Index:
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self._entries: dict[int, TensorEntry] = {}
-        names = manifest.tensors.name
-        self._last: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
-        self._several: dict[str, list[int]] = {}  # rows of names that stand more than once, for each rank its own
+
+    @cached_property
+    def _last(self) -> dict[str, int]:
+        names = self.manifest.tensors.name
+        return dict(zip(names, range(len(names)), strict=True))
+
+    @cached_property
+    def _several(self) -> dict[str, list[int]]:
+        """The rows of names that stand more than once, for each rank its own."""
+        found: dict[str, list[int]] = {}
+        names = self.manifest.tensors.name
         if len(self._last) != len(names):
             for i, name in enumerate(names):
-                if self._last[name] != i or name in self._several:
-                    self._several.setdefault(name, []).append(i)
+                if self._last[name] != i or name in found:
+                    found.setdefault(name, []).append(i)
+        return found
 
     def __len__(self) -> int:
         return len(self._last)

@@ -6,9 +6,8 @@ uses any of it. See spec/format-v1.md, "Manifest".
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
-from itertools import chain
 from math import prod
 from operator import mul
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -19,8 +18,9 @@ import zstandard
 from ckptfmt.errors import FormatError, InvalidInput, UnsupportedVersion, Unverifiable
 from ckptfmt.format import checksum, strict_json, tables, written
 from ckptfmt.format.tables import BoxTable, PackRow, TensorTable
-from ckptfmt.format.tree_walk import mark_name, parse_node
 from ckptfmt.format.tree_walk import marks as find_marks
+from ckptfmt.format.tree_walk import parse_node
+from ckptfmt.format.trees import Trees, TreeTexts, check_references
 from ckptfmt.format.verdict import VERSION, Count, Hex128, Positive, Time, Uuid
 
 JSON_BYTES_MAX: Final = 1 << 30
@@ -43,13 +43,6 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
 
     library: str
     version: str
-
-
-class Trees(msgspec.Struct, kw_only=True):
-    """The state: one tree for all ranks, and by rank (decimal text) the nodes of its ``per_rank`` slots."""
-
-    common: Any = None
-    per_rank: dict[str, dict[str, Any]] = {}
 
 
 class Shared(msgspec.Struct, kw_only=True):
@@ -230,7 +223,7 @@ def validate(manifest: Manifest) -> Sound:
     """Check a manifest as a whole and vouch for it. ``FormatError`` names the tensor, pack or path that doesn't fit."""
     what = f"the manifest of generation {manifest.key}"
     tensors, boxes = manifest.tensors, manifest.boxes
-    tensor_bytes = check_shared(manifest, what)
+    tensor_bytes, names = check_shared(manifest, what)
     sizes = tables.check_boxes(tensors, boxes, tensor_bytes, manifest.chunk_bytes, what)
     tables.check_extents(tensors, boxes, sizes.nbytes, manifest.packs, what)
     if not sizes.whole:
@@ -240,34 +233,21 @@ def validate(manifest: Manifest) -> Sound:
         raise FormatError(f"{what}: its ranks are {ranks[:8]}, not 0, 1, 2, ...")
     if max(tensors.rank, default=-1) >= len(ranks):
         raise FormatError(f"{what}: a tensor belongs to a rank that does not exist")
-    if not {str(rank) for rank in ranks}.issuperset(manifest.trees.per_rank):
+    owners = manifest.trees.slot_texts() if isinstance(manifest.trees, TreeTexts) else manifest.trees.per_rank
+    if not {str(rank) for rank in ranks}.issuperset(owners):
         raise FormatError(f"{what}: a per-rank tree belongs to a rank that does not exist")
-    check_references(manifest.trees, tensors.name, manifest.aliases, what)
+    check_references(manifest.trees, names, what)
     return Sound(manifest)
 
 
-def check_shared(value: Shared, what: str) -> list[int]:
-    """Check what manifests and parts share, boxes aside; return the bytes of each tensor."""
-    tensor_bytes = tables.check_tensors(value.tensors, what)
+def check_shared(value: Shared, what: str) -> tuple[list[int], Set[str]]:
+    """Check what manifests and parts share, boxes aside; return the bytes of each tensor, and the names that trees may
+    refer to."""
+    names: dict[str, str | None] = dict.fromkeys(value.tensors.name)  # of half a set's size: all memory is new here
+    tensor_bytes = tables.check_tensors(value.tensors, len(names), what)
     tables.check_packs(value.packs, what)
-    tables.check_aliases(value.tensors, value.aliases, what)
+    tables.check_aliases(names, value.aliases, what)
     if find_marks(value.metadata):
         raise FormatError(f"{what}: its metadata refers to tensors or ranks")
-    return tensor_bytes
-
-
-def check_references(trees: Trees, names: Sequence[str], aliases: Mapping[str, str], what: str) -> None:
-    """Check that every reference of the trees names a tensor (or alias), and every slot is filled by some rank."""
-    known = {*names, *aliases}
-    slots = {slot for nodes in trees.per_rank.values() for slot in nodes}
-    for mark in find_marks(trees.common, known):
-        name = mark_name(mark)
-        if name not in (slots if mark[0] == "per_rank" else known):
-            raise FormatError(f"{what}: the state refers to the {mark[0]} {name!r}, which does not exist")
-    for rank, nodes in trees.per_rank.items():
-        for mark in chain.from_iterable(find_marks(node, known) for node in nodes.values()):
-            name = mark_name(mark)
-            if mark[0] == "per_rank" or name not in known:
-                raise FormatError(
-                    f"{what}: the tree of rank {rank} refers to the {mark[0]} {name!r}, which is not there"
-                )
+    names.update(value.aliases)
+    return tensor_bytes, names.keys()

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from ckptfmt.errors import FormatError, InvalidInput, Mismatch
 from ckptfmt.format import tree
-from ckptfmt.format.manifest import Manifest, RankRow, Sound, Trees, validate
+from ckptfmt.format.manifest import Manifest, RankRow, Sound, validate
 from ckptfmt.format.part import Part
 from ckptfmt.format.tables import BoxTable, Extent, PackRow, TensorTable
+from ckptfmt.format.trees import Trees
 
 _TensorKey = tuple[str, int]  # name, rank or -1
 _BoxKey = tuple[_TensorKey, Extent, Extent]

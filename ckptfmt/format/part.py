@@ -10,9 +10,7 @@ from ckptfmt.errors import FormatError
 from ckptfmt.format import tables
 from ckptfmt.format.manifest import (
     Shared,
-    Trees,
     build,
-    check_references,
     check_shared,
     read_exact,
     read_shared,
@@ -21,6 +19,7 @@ from ckptfmt.format.manifest import (
 )
 from ckptfmt.format.tables import ClaimTable
 from ckptfmt.format.tree_walk import parse_node
+from ckptfmt.format.trees import Trees, check_references
 from ckptfmt.format.verdict import Count, Positive
 
 PART_BYTES_MAX: Final = 1 << 30
@@ -72,7 +71,7 @@ def validate_part(part: Part) -> None:
     what = f"the part of rank {part.rank} of generation {part.key}"
     if part.rank >= part.world_size:
         raise FormatError(f"{what}: there are only {part.world_size} ranks")
-    tensor_bytes = check_shared(part, what)
+    tensor_bytes, names = check_shared(part, what)
     if not {-1, part.rank}.issuperset(part.tensors.rank):
         raise FormatError(f"{what}: it holds a tensor that belongs to another rank")
     if any(pack.rank != part.rank and pack.generation is None for pack in part.packs):
@@ -83,4 +82,4 @@ def validate_part(part: Part) -> None:
     if not sizes.whole and len({*part.boxes.tensor, *part.claims.tensor}) != len(part.tensors.name):
         raise FormatError(f"{what}: a tensor has neither a box nor a claim")
     trees = Trees(common=part.tree, per_rank={str(part.rank): part.per_rank})
-    check_references(trees, part.tensors.name, part.aliases, what)
+    check_references(trees, names, what)

@@ -6,7 +6,7 @@ See spec/format-v1.md, "Manifest".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import accumulate, compress, islice, pairwise
 from math import prod
 from operator import add, le, mul
@@ -88,13 +88,13 @@ class BoxSizes(NamedTuple):
     whole: bool
 
 
-def check_tensors(tensors: TensorTable, what: str) -> list[int]:
-    """Check the tensor rows; return the bytes of each tensor."""
+def check_tensors(tensors: TensorTable, distinct: int, what: str) -> list[int]:
+    """Check the tensor rows, which have ``distinct`` different names; return the bytes of each tensor."""
     count = len(tensors.name)
     if any(len(column) != count for column in (tensors.kind, tensors.rank, tensors.dtype, tensors.shape)):
         raise FormatError(f"{what}: the columns of its tensors differ in length")
     if tensors.rank.count(-1) == count and "per_rank" not in set(tensors.kind):
-        if len(set(tensors.name)) != count:
+        if distinct != count:
             raise FormatError(f"{what}: tensor {_first_twice(tensors)} stands twice")
     else:
         _check_owners(tensors, what)
@@ -287,11 +287,8 @@ def check_tilings(tensors: TensorTable, boxes: BoxTable, what: str) -> None:
         sound.add(case)
 
 
-def check_aliases(tensors: TensorTable, aliases: Mapping[str, str], what: str) -> None:
-    """Check that each alias names a stored tensor and is no tensor itself."""
-    if not aliases:
-        return
-    names = set(tensors.name)
+def check_aliases(names: Container[str], aliases: Mapping[str, str], what: str) -> None:
+    """Check that each alias is of one of ``names``, those of the stored tensors, and none of them itself."""
     for other, name in aliases.items():
         if name not in names:
             raise FormatError(f"{what}: {other!r} is an alias of {name!r}, which does not exist")

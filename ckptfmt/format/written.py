@@ -15,6 +15,7 @@ import msgspec
 
 from ckptfmt.format.dtypes import DTYPES
 from ckptfmt.format.tables import CORNERS, BoxTable, Extent, TensorTable
+from ckptfmt.format.trees import Trees, TreeTexts
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -32,6 +33,8 @@ def read(text: bytes, type_: type[S]) -> S | None:
         fields = {name: getattr(value, name) for name in type_.__struct_fields__}
         shapes = _extents(value.tensors.shape)
         fields["tensors"] = _table(TensorTable, value.tensors, shape=shapes)
+        if "trees" in fields:
+            fields["trees"] = TreeTexts(common=value.trees.common, per_rank=value.trees.per_rank)
         fields["boxes"] = _boxes(value.boxes, bytes(value.tensors.shape), shapes)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError, IndexError):
         return None
@@ -58,6 +61,7 @@ _RAW_COLUMNS: Final[Mapping[type, Mapping[str, Any]]] = {
     # Given all words beforehand, no string is made for each row.
     TensorTable: {"dtype": list[Literal[*DTYPES]], "shape": msgspec.Raw},  # type: ignore[valid-type]
     BoxTable: {"start": msgspec.Raw, "size": msgspec.Raw},
+    Trees: {"common": msgspec.Raw, "per_rank": dict[str, dict[str, msgspec.Raw]]},
 }
 
 

@@ -8,9 +8,10 @@ import msgspec
 import zstandard
 
 from ckptfmt.format import checksum
-from ckptfmt.format.manifest import Manifest, RankRow, Trees, Writer
+from ckptfmt.format.manifest import Manifest, RankRow, Writer
 from ckptfmt.format.part import Part
 from ckptfmt.format.tables import BoxTable, PackRow, TensorTable
+from ckptfmt.format.trees import Trees
 
 KEY = "0123456789abcdef0123456789abcdef"
 UUID = "00000000-0000-0000-0000-000000000001"

@@ -1,0 +1,159 @@
+"""The state trees of one manifest: values, or texts of which most are never looked at.
+
+Who reads one tensor by its name needs no tree, and a tree costs more than all else in a manifest: two objects for
+every value. So texts stay texts until somebody asks. That they refer only to what exists is proven on the text itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Set
+from functools import cached_property
+from itertools import chain, filterfalse
+from typing import Any, Final
+
+import msgspec
+
+from ckptfmt.errors import FormatError
+from ckptfmt.format.tree_nodes import REFERENCE_TAGS
+from ckptfmt.format.tree_scalars import Node
+from ckptfmt.format.tree_walk import mark_name, parse_node
+from ckptfmt.format.tree_walk import marks as find_marks
+
+
+class Trees(msgspec.Struct, kw_only=True):
+    """The state: one tree for all ranks, and by rank (decimal text) the nodes of its ``per_rank`` slots."""
+
+    common: Any = None
+    per_rank: dict[str, dict[str, Any]] = {}
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield the common tree, then every rank's nodes."""
+        yield self.common
+        yield from chain.from_iterable(slots.values() for slots in self.per_rank.values())
+
+    def texts(self) -> Iterator[bytes]:
+        """Yield the compact JSON of ``nodes``."""
+        return map(msgspec.json.encode, self.nodes())
+
+
+class TreeTexts(Trees, frozen=True, dict=True, eq=False):  # type: ignore[misc]
+    """Trees that were stored as these texts (``msgspec.Raw``), each read strictly, once, when somebody asks for it.
+
+    Asking raises ``FormatError`` for what is no tree.
+    """
+
+    @cached_property  # type: ignore[misc]
+    def common(self) -> Node:
+        return _node(self._common_text(), "the state")
+
+    @cached_property  # type: ignore[misc]
+    def per_rank(self) -> dict[str, dict[str, Node]]:  # type: ignore[override]
+        return {
+            rank: {slot: _node(bytes(text), f"the tree of rank {rank}") for slot, text in slots.items()}
+            for rank, slots in self.slot_texts().items()
+        }
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trees):
+            return NotImplemented
+        return bool(self.common == other.common and self.per_rank == other.per_rank)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _common_text(self) -> bytes:
+        return bytes(Trees.common.__get__(self))
+
+    def slot_texts(self) -> Mapping[str, Mapping[str, msgspec.Raw]]:
+        """The texts by rank and slot."""
+        found: Mapping[str, Mapping[str, msgspec.Raw]] = Trees.per_rank.__get__(self)  # type: ignore[attr-defined]
+        return found
+
+    def texts(self) -> Iterator[bytes]:
+        """Yield the texts as they are stored. Compact if ``refer_only_to`` could tell."""
+        yield self._common_text()
+        for slots in self.slot_texts().values():
+            yield from map(bytes, slots.values())
+
+    def refer_only_to(self, names: Set[str]) -> bool:
+        """Whether it is certain that these are trees, all of whose references exist. False: look at every value."""
+        slots = frozenset(chain.from_iterable(self.slot_texts().values()))
+        texts = self.texts()
+        return _refers_only_to(next(texts), names, slots) and all(
+            _refers_only_to(text, names, frozenset()) for text in texts
+        )
+
+
+_OBJECTS: Final = re.compile(
+    # A name in a reference, which may have a flag; or else a tag up to its colon.
+    r'\{"(?:(?:'
+    + "|".join(sorted(REFERENCE_TAGS))
+    + r')":\[?"(?=[^"]*"(?:\}|,"[^"]*"\]\}))|(?=[a-z_]+":))([^"]*(?:":)?)'
+)
+_SLOTS: Final = re.compile(r'\{"per_rank":"([^"]*)"\}')
+_SLOT: Final = 'per_rank":'
+_WINDOW_BYTES: Final = 64 << 10
+_MALFORMED: Final = frozenset(f'{tag}":' for tag in REFERENCE_TAGS)
+
+
+def _refers_only_to(text: bytes, names: Set[str], slots: frozenset[str]) -> bool:
+    """Whether every object in a JSON text has one member, and every reference and slot names what exists.
+
+    Without escapes a quote begins or ends a string. ``{"`` before a letter is then no end of a string, as none is
+    followed by a letter: each match is an object with its first member. If there are no other braces and colons, no
+    string holds any, and no object has a second member. False also where that can't be told.
+    """
+    if b"\\" in text or _SLOT in names or not names.isdisjoint(_MALFORMED):
+        return False
+    begin = 0
+    while begin < len(text):  # by windows: what is found in one is forgotten before more memory is needed
+        end = text.find(b'{"', begin + _WINDOW_BYTES)
+        end = len(text) if end < 0 else end
+        try:
+            window = text[begin:end].decode("utf-8")
+        except UnicodeDecodeError:
+            return False
+        if not _is_proven(window, names, slots):
+            return False
+        begin = end
+    return True
+
+
+def _is_proven(window: str, names: Set[str], slots: frozenset[str]) -> bool:
+    found = _OBJECTS.findall(window)
+    if not len(found) == window.count("{") == window.count(":"):
+        return False
+    others = set(filterfalse(names.__contains__, found))
+    if _SLOT in others:
+        filled = _SLOTS.findall(window)
+        if len(filled) != found.count(_SLOT) or not slots.issuperset(filled):
+            return False
+    return _MALFORMED.isdisjoint(others) and all(other.endswith('":') for other in others)
+
+
+def _node(text: bytes, what: str) -> Node:
+    try:
+        node = msgspec.json.decode(text)
+        if msgspec.json.encode(node) == text:
+            return node
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError):
+        pass
+    return parse_node(text, what)
+
+
+def check_references(trees: Trees, names: Set[str], what: str) -> None:
+    """Check that every reference is to one of ``names`` (tensors and aliases), and that some rank fills every slot."""
+    if isinstance(trees, TreeTexts) and trees.refer_only_to(names):
+        return
+    slots = {slot for nodes in trees.per_rank.values() for slot in nodes}
+    for mark in find_marks(trees.common, names):
+        name = mark_name(mark)
+        if name not in (slots if mark[0] == "per_rank" else names):
+            raise FormatError(f"{what}: the state refers to the {mark[0]} {name!r}, which does not exist")
+    for rank, nodes in trees.per_rank.items():
+        for mark in chain.from_iterable(find_marks(node, names) for node in nodes.values()):
+            name = mark_name(mark)
+            if mark[0] == "per_rank" or name not in names:
+                raise FormatError(
+                    f"{what}: the tree of rank {rank} refers to the {mark[0]} {name!r}, which is not there"
+                )
