@@ -10,16 +10,18 @@ import contextlib
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from rig_disks import Disk
-from rig_saves import Saves, assert_tells, causes
+from rig_jobs import differences
+from rig_saves import RUN, Saves, assert_tells, causes
 
 from ckptfmt.engine.keep import gc
-from ckptfmt.errors import CatalogError, OutOfSpace, SaveFailed
+from ckptfmt.errors import CatalogError, OutcomeUnknown, OutOfSpace, SaveFailed
 
 pytestmark = pytest.mark.rig
 
@@ -103,6 +105,30 @@ def test_wherever_the_space_ends(sized: SizedFolder) -> None:
     assert failed > len(free) // 2
     assert failed < len(free)
     saves.assert_heals(999)
+
+
+def test_a_full_disk_stops_saves_at_once_and_no_restore(sized: SizedFolder, caplog: pytest.LogCaptureFixture) -> None:
+    """Not one page is free. With all the time in the world a save fails at once; what is committed is read."""
+    saves = Saves(sized.path / "r").begin()
+    with saves.open() as repository, repository.checkpointer(RUN) as checkpointer:
+        sized.leave_free(0)
+        with saves.open() as other:
+            assert differences(other.latest(RUN).load(), 2) is None
+            assert other.latest(RUN).verify().ok
+            assert "only the grace between retirement and deletion" in caplog.text
+            with pytest.raises(
+                CatalogError, match=r"no launch can begin.*full: free space.*ckptfmt\.restore\("
+            ) as caught:
+                other.checkpointer("another")
+            assert caught.value.kind == "catalog_full"
+        began = time.monotonic()
+        error = saves.save(checkpointer, 3).exception(30)
+        assert time.monotonic() - began < 1
+        assert_no_space(error)
+        assert not isinstance(error, OutcomeUnknown)
+        saves.assert_intact()
+        sized.grow()
+    saves.assert_heals(9)
 
 
 def test_a_disk_that_fills_up_while_a_save_is_written(sized: SizedFolder) -> None:
