@@ -146,7 +146,7 @@ def _existing(url: str, mode: Any) -> SqliteSessions:
 
 def _integrity(snapshot: Snapshot) -> list[str]:
     problems = [
-        f"damage: {line}; restore the last `ckptfmt db backup`"
+        f"damage: {line}; rebuild it from storage with `ckptfmt db rebuild`"
         for (line,) in snapshot.rows("PRAGMA integrity_check")
         if line != "ok"
     ]

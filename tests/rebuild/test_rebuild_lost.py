@@ -1,4 +1,4 @@
-"""The catalog's file is gone, damaged or somebody else's: what storage proves comes back, and nothing else."""
+"""The catalog's file is gone, damaged or somebody else's: what storage proves comes back, and nothing else (FR-118)."""
 
 from __future__ import annotations
 
