@@ -6,7 +6,7 @@ uses any of it. See spec/format-v1.md, "Manifest".
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from operator import mul
@@ -240,9 +240,9 @@ def validate(manifest: Manifest) -> Sound:
     return Sound(manifest)
 
 
-def check_shared(value: Shared, what: str) -> tuple[list[int], Set[str]]:
-    """Check what manifests and parts share, boxes aside; return the bytes of each tensor, and the names that trees may
-    refer to."""
+def check_shared(value: Shared, what: str) -> tuple[list[int], Mapping[str, object]]:
+    """Check what manifests and parts share, boxes aside; return the bytes of each tensor, and the names (the keys) that
+    trees may refer to."""
     names: dict[str, str | None] = dict.fromkeys(value.tensors.name)  # of half a set's size: all memory is new here
     tensor_bytes = tables.check_tensors(value.tensors, len(names), what)
     tables.check_packs(value.packs, what)
@@ -250,4 +250,4 @@ def check_shared(value: Shared, what: str) -> tuple[list[int], Set[str]]:
     if find_marks(value.metadata):
         raise FormatError(f"{what}: its metadata refers to tensors or ranks")
     names.update(value.aliases)
-    return tensor_bytes, names.keys()
+    return tensor_bytes, names

@@ -7,9 +7,9 @@ every value. So texts stay texts until somebody asks. That they refer only to wh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from itertools import chain, filterfalse
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -75,7 +75,7 @@ class TreeTexts(Trees, frozen=True, dict=True, eq=False):  # type: ignore[misc]
         for slots in self.slot_texts().values():
             yield from map(bytes, slots.values())
 
-    def refer_only_to(self, names: Set[str]) -> bool:
+    def refer_only_to(self, names: Mapping[str, object]) -> bool:
         """Whether it is certain that these are trees, all of whose references exist. False: look at every value."""
         slots = frozenset(chain.from_iterable(self.slot_texts().values()))
         texts = self.texts()
@@ -84,26 +84,23 @@ class TreeTexts(Trees, frozen=True, dict=True, eq=False):  # type: ignore[misc]
         )
 
 
-_OBJECTS: Final = re.compile(
-    # A name in a reference, which may have a flag; or else a tag up to its colon.
-    r'\{"(?:(?:'
-    + "|".join(sorted(REFERENCE_TAGS))
-    + r')":\[?"(?=[^"]*"(?:\}|,"[^"]*"\]\}))|(?=[a-z_]+":))([^"]*(?:":)?)'
-)
-_SLOTS: Final = re.compile(r'\{"per_rank":"([^"]*)"\}')
-_SLOT: Final = 'per_rank":'
+_TAGS: Final = "|".join(sorted(REFERENCE_TAGS))
+_REFERENCE: Final = re.compile(r'\{"(?:%s)":\[?"([^"]*)"(?:\}|,"[^"]*"\]\})' % _TAGS)  # noqa: UP031
+"""A reference, which may have one flag: the tensor's name."""
+_OTHER: Final = re.compile(r'\{"(?!(?:%s)")([a-z_]+)":' % _TAGS)  # noqa: UP031
+"""The tag of any other object."""
+_SLOT: Final = re.compile(r'\{"per_rank":"([^"]*)"\}')
 _WINDOW_BYTES: Final = 64 << 10
-_MALFORMED: Final = frozenset(f'{tag}":' for tag in REFERENCE_TAGS)
 
 
-def _refers_only_to(text: bytes, names: Set[str], slots: frozenset[str]) -> bool:
+def _refers_only_to(text: bytes, names: Mapping[str, object], slots: frozenset[str]) -> bool:
     """Whether every object in a JSON text has one member, and every reference and slot names what exists.
 
     Without escapes a quote begins or ends a string. ``{"`` before a letter is then no end of a string, as none is
     followed by a letter: each match is an object with its first member. If there are no other braces and colons, no
     string holds any, and no object has a second member. False also where that can't be told.
     """
-    if b"\\" in text or _SLOT in names or not names.isdisjoint(_MALFORMED):
+    if b"\\" in text:
         return False
     begin = 0
     while begin < len(text):  # by windows: what is found in one is forgotten before more memory is needed
@@ -119,16 +116,15 @@ def _refers_only_to(text: bytes, names: Set[str], slots: frozenset[str]) -> bool
     return True
 
 
-def _is_proven(window: str, names: Set[str], slots: frozenset[str]) -> bool:
-    found = _OBJECTS.findall(window)
-    if not len(found) == window.count("{") == window.count(":"):
+def _is_proven(window: str, names: Mapping[str, object], slots: frozenset[str]) -> bool:
+    found, others = _REFERENCE.findall(window), _OTHER.findall(window)
+    if not len(found) + len(others) == window.count("{") == window.count(":"):
         return False
-    others = set(filterfalse(names.__contains__, found))
-    if _SLOT in others:
-        filled = _SLOTS.findall(window)
-        if len(filled) != found.count(_SLOT) or not slots.issuperset(filled):
+    if "per_rank" in others:
+        filled = _SLOT.findall(window)
+        if len(filled) != others.count("per_rank") or not slots.issuperset(filled):
             return False
-    return _MALFORMED.isdisjoint(others) and all(other.endswith('":') for other in others)
+    return all(map(names.__contains__, found))
 
 
 def _node(text: bytes, what: str) -> Node:
@@ -141,7 +137,7 @@ def _node(text: bytes, what: str) -> Node:
     return parse_node(text, what)
 
 
-def check_references(trees: Trees, names: Set[str], what: str) -> None:
+def check_references(trees: Trees, names: Mapping[str, object], what: str) -> None:
     """Check that every reference is to one of ``names`` (tensors and aliases), and that some rank fills every slot."""
     if isinstance(trees, TreeTexts) and trees.refer_only_to(names):
         return
