@@ -10,7 +10,7 @@ import msgspec
 
 from ckptfmt.errors import FormatError, Mismatch, NotFound
 from ckptfmt.format import strict_json
-from ckptfmt.format.tree_decoder import Decoder
+from ckptfmt.format.tree_decoder import Decoder, malformed
 from ckptfmt.format.tree_nodes import REFERENCE_TAGS, component, split_reference
 from ckptfmt.format.tree_scalars import Node
 
@@ -187,10 +187,14 @@ def unite(nodes: Mapping[int, Node]) -> Node:
     """Return one tree for the trees of several ranks, by rank.
 
     Dicts are merged, the keys of the lowest rank first; lists need equal lengths; every other value
-    must be equal on all ranks that have it. ``Mismatch`` lists every path that differs.
+    must be equal on all ranks that have it. ``Mismatch`` lists every path that differs; ``FormatError``
+    for what is no node.
     """
     problems: list[str] = []
-    united = _unite(sorted(nodes.items()), "", problems)
+    try:
+        united = _unite(sorted(nodes.items()), "", problems)
+    except RecursionError:
+        raise FormatError("the state tree is nested too deeply") from None
     if problems:
         raise Mismatch("the ranks' states differ; use PerRank for what each rank keeps for itself", tuple(problems))
     return united
@@ -222,6 +226,8 @@ def _unite(nodes: Sequence[tuple[int, Node]], path: str, problems: list[str]) ->
 
 def _unite_parts(tag: str, payloads: Sequence[tuple[int, Any]], path: str, problems: list[str]) -> Any:
     """Unite the rows of fixed length behind a tag; the part that holds the pairs is merged as pairs."""
+    if not all(type(payload) is list for _, payload in payloads):
+        raise malformed(tag, "no array")
     lengths = {len(payload) for _, payload in payloads}
     if len(lengths) != 1:
         problems.append(f"{path or 'the state'}: lengths differ over the ranks: {sorted(lengths)}")
@@ -239,6 +245,8 @@ def _unite_pairs(payloads: Sequence[tuple[int, Any]], path: str, problems: list[
     keys: dict[bytes, Node] = {}
     values: dict[bytes, list[tuple[int, Node]]] = {}
     for rank, pairs in payloads:
+        if type(pairs) is not list or not all(type(pair) is list and len(pair) == 2 for pair in pairs):
+            raise malformed("dict", "an item is no pair")
         for key, value in pairs:
             text = msgspec.json.encode(key)
             keys.setdefault(text, key)

@@ -203,6 +203,34 @@ def test_values_that_are_none_are_malformed(node: Any) -> None:
     assert tree_text(msgspec.json.encode(node))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"dict": [["a", 1], []]}, {"dict": [["a", 1]]}),
+        ({"dict": [["a", 1], "xy"]}, {"dict": [["a", 1]]}),
+        ({"state_dict": 5}, {"state_dict": 6}),
+        ({"state_dict": [5, None]}, {"state_dict": [6, None]}),
+        ({"defaultdict": ["int", {"a": 1}]}, {"defaultdict": ["int", [["b", 1]]]}),
+        ({"tuple": None}, {"tuple": 1}),
+        ({"tuple": {"0": 1}}, {"tuple": {"0": 2}}),
+        ({"stateful": "abcd"}, {"stateful": "abce"}),
+    ],
+)
+def test_ranks_with_malformed_nodes_cannot_be_united(one: Any, other: Any) -> None:
+    with pytest.raises(FormatError, match="malformed"):
+        tree.unite({0: one, 1: other})
+
+
+def test_ranks_with_deep_trees_cannot_be_united() -> None:
+    def deep(inner: Any) -> Any:
+        for _ in range(900):
+            inner = [inner]
+        return inner
+
+    with pytest.raises(FormatError, match="nested too deeply"):
+        tree.unite({0: deep(1), 1: deep(2)})
+
+
 def test_a_fraction_that_could_not_be_read_is_not_written() -> None:
     from fractions import Fraction
 
