@@ -12,9 +12,10 @@ import shutil
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -229,6 +230,18 @@ def test_any_exception_of_the_catalog_fails_its_save_alone(place: Place, op: str
 
 
 # -- forks --------------------------------------------------------------------------------------------
+def _save_in_child(root: Path) -> NoReturn:
+    status = 1
+    try:
+        with ckptfmt.open(root) as own, own.checkpointer("child") as mine:
+            mine.save(state_of(2), step=2)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize(("op", "name"), [("write_at", ""), ("create", "part.json"), ("create", "COMMIT.json")])
 def test_a_child_forked_in_the_middle_of_a_save_opens_and_saves_for_itself(root: Path, op: str, name: str) -> None:
@@ -241,19 +254,15 @@ def test_a_child_forked_in_the_middle_of_a_save_opens_and_saves_for_itself(root:
         checkpointer = repository.checkpointer("parent")
         pending = checkpointer.save(state_of(1), step=1)
         assert pending is not None
-        assert fault.reached.wait(20)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                with ckptfmt.open(root) as own, own.checkpointer("child") as mine:
-                    mine.save(state_of(2), step=2)
-                status = 0
-            finally:
-                os._exit(status)
-        _, ending = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(ending) == 0
-        hold.set()
+        try:
+            assert fault.reached.wait(20)
+            child = os.fork()
+            if child == 0:
+                _save_in_child(root)
+            _, ending = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(ending) == 0
+        finally:
+            hold.set()
         assert_state(pending.result(20).load(), 1)
         assert_state(repository.latest("child").load(), 2)
         assert not repository.recover().actions
