@@ -96,16 +96,22 @@ class SqliteSessions:
 
         self._check_usable()
         begin = "BEGIN IMMEDIATE" if write else "BEGIN"
-        engine = sqlite_engine(
-            connect=self._connect,
-            begin=lambda connection: self._begin(connection, begin),
-            closing=_open_connections.discard,
-        )
-        with engine.connect() as connection:
-            connection.begin()
-            yield connection
-            if write:
-                connection.commit()
+        opened: list[sqlite3.Connection] = []
+
+        def connect() -> sqlite3.Connection:
+            opened.append(self._connect())
+            return opened[-1]
+
+        engine = sqlite_engine(connect=connect, begin=lambda connection: self._begin(connection, begin))
+        try:
+            with engine.connect() as connection:
+                connection.begin()
+                yield connection
+                if write:
+                    connection.commit()
+        finally:
+            for each in opened:  # SQLAlchemy leaves one open if its first question meets a damaged file
+                self._close(each)
 
     @contextmanager
     def _ended(self, connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:

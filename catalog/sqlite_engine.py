@@ -1,10 +1,9 @@
-"""How SQLAlchemy is given a SQLite connection: opened, begun and forgotten by the sessions that own it."""
+"""How SQLAlchemy is given a SQLite connection: opened, begun and closed by the sessions that own it."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.pool import NullPool
@@ -14,18 +13,13 @@ def sqlite_engine(
     *,
     connect: Callable[[], sqlite3.Connection],
     begin: Callable[[sqlite3.Connection], None],
-    closing: Callable[[sqlite3.Connection], None],
 ) -> Engine:
-    """An engine without a pool: a connection lives for one transaction."""
+    """An engine without a pool: a connection lives for one transaction. Who gives ``connect`` closes what it gave."""
     engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         begin(driver_connection(connection))
-
-    @event.listens_for(engine, "close")
-    def _close(connection: sqlite3.Connection, record: Any) -> None:
-        closing(connection)
 
     return engine
 

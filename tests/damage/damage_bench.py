@@ -202,7 +202,11 @@ def _quick_catalog() -> Iterator[None]:
 
     def quick(self: SqliteSessions, *args: Any) -> sqlite3.Connection:
         connection = usual(self, *args)
-        connection.execute("PRAGMA synchronous=OFF")
+        try:
+            connection.execute("PRAGMA synchronous=OFF")
+        except BaseException:  # a damaged file: nothing may stay open, or no child could use a catalog any more
+            SqliteSessions._close(connection)
+            raise
         return connection
 
     SqliteSessions._connect = quick  # type: ignore[method-assign]
