@@ -14,6 +14,7 @@ from benchmarks import meter
 from benchmarks.contenders import RUN
 from benchmarks.job import Job
 from benchmarks.states import build
+from ckptfmt.engine.plan import HOST_BYTES_MIN
 from ckptfmt.measure import states
 
 SYNC = "exp_avg_sq.*"
@@ -21,15 +22,15 @@ SYNC = "exp_avg_sq.*"
 
 
 def measure_memory(job: Job) -> dict[str, Any]:
-    """``way``: ``save``, ``staged`` (half the state as ``host_bytes_max``), ``partial`` (the second moment of Adam
-    written while blocked), ``restore`` or ``restore, atomic=False``."""
+    """``way``: ``save``, ``staged`` (half the state as ``host_bytes_max``, or the least that is allowed), ``partial``
+    (the second moment of Adam written while blocked), ``restore`` or ``restore, atomic=False``."""
     way = job.option("way")
     _warm_up(job)
     state = build(job)
     nbytes = states.state_bytes(state)
     if way.startswith("restore"):
         return {"nbytes": nbytes, "peak": _peak(lambda: _restore(job, state, atomic=way == "restore"))}
-    options: dict[str, Any] = {"host_bytes_max": nbytes // 2} if way == "staged" else {}
+    options: dict[str, Any] = {"host_bytes_max": max(nbytes // 2, HOST_BYTES_MIN)} if way == "staged" else {}
     with ckptfmt.open(job.folder / "repository") as repo, repo.checkpointer(RUN, **options) as checkpointer:
         sync = {"sync": SYNC} if way == "partial" else {}
 
