@@ -52,7 +52,7 @@ def behind_a_refusal(database: Path) -> Shortage | None:
         )
     if facts.f_blocks and not facts.f_bavail:
         return no_room(folder)
-    if not database.exists():
+    if not _stands(database):
         return None
     if facts.f_flag & os.ST_RDONLY:
         return Shortage("catalog_read_only", "its file system is mounted read-only: remount it")
@@ -75,6 +75,14 @@ def _few_descriptors() -> bool:
         for descriptor in held:
             os.close(descriptor)
     return False
+
+
+def _stands(path: Path) -> bool:
+    """Whether there is something, as far as a failing disk tells."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
 
 
 def _statvfs(folder: Path) -> os.statvfs_result | None:

@@ -22,7 +22,7 @@ _INIT = """#!/bin/sh
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t tmpfs tmpfs /run
-mount -t tmpfs tmpfs /tmp
+export TMPDIR=/run
 mount -t tmpfs tmpfs /mnt
 mkdir /mnt/host /mnt/disk
 mount -t hostfs -o {shared} none /mnt/host
