@@ -10,7 +10,7 @@ from ckptfmt.catalog.snapshot import from_json
 from ckptfmt.catalog.transaction import Transaction, actor, lock_generation, move, record
 from ckptfmt.errors import CatalogBehind, Conflict, InvalidInput
 from ckptfmt.format.states import OPEN_STATES, State
-from ckptfmt.ports.catalog import AdoptFacts, DurableFacts, GenerationRecord, RunRecord
+from ckptfmt.ports.records import AdoptFacts, DurableFacts, GenerationRecord, RunRecord
 
 _WAITING = "SELECT rank, state FROM ranks WHERE generation_id = :generation AND state <> 'durable' ORDER BY rank"
 _LOWER = f"""

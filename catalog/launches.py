@@ -12,7 +12,7 @@ from typing import Any
 from ckptfmt.catalog.queries.launches import by_id, by_token, live
 from ckptfmt.catalog.transaction import Transaction, lock_launch, lock_run_named, record
 from ckptfmt.errors import Conflict, Fenced, InvalidInput
-from ckptfmt.ports.catalog import LaunchRecord, LaunchRequest, RunRecord
+from ckptfmt.ports.records import LaunchRecord, LaunchRequest, RunRecord
 
 
 def acquire(

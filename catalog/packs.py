@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ckptfmt.catalog.transaction import Transaction
 from ckptfmt.errors import Conflict, InvalidInput
-from ckptfmt.ports.catalog import GenerationRecord, PackRecord, RunRecord
+from ckptfmt.ports.records import GenerationRecord, PackRecord, RunRecord
 
 _KNOWN = """
 SELECT id, nbytes, header_digest FROM packs

@@ -12,7 +12,7 @@ from ckptfmt.catalog.queries import events, generations, identity, launches, pac
 from ckptfmt.catalog.snapshot import Snapshot
 from ckptfmt.errors import CatalogError
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import (
+from ckptfmt.ports.records import (
     CatalogIdentity,
     EventRecord,
     GenerationRecord,

@@ -17,7 +17,7 @@ from ckptfmt.catalog.transaction import Transaction, lock_run, move, record
 from ckptfmt.errors import Conflict
 from ckptfmt.format import layout
 from ckptfmt.format.states import INITIAL, OPEN_STATES, State
-from ckptfmt.ports.catalog import AdoptFacts, GenerationRecord, RunRecord
+from ckptfmt.ports.records import AdoptFacts, GenerationRecord, RunRecord
 from ckptfmt.ports.restoration import Action, ProvenGeneration, ProvenRun, Restoration, RestoredRow
 
 IDS_LEFT_FREE: Final = 1_000

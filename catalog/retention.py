@@ -7,7 +7,7 @@ from ckptfmt.catalog.queries.launches import restored
 from ckptfmt.catalog.transaction import Transaction, actor, lock_generation, move, record
 from ckptfmt.errors import Conflict, InvalidInput, NotCommitted, NotFound
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import GenerationRecord, RunRecord
+from ckptfmt.ports.records import GenerationRecord, RunRecord
 
 _UNPIN = "DELETE FROM pins WHERE generation_id = :generation"
 _READER = "SELECT host, pid FROM readers WHERE generation_id = :generation AND expires_at > :now LIMIT 1"

@@ -9,7 +9,7 @@ from ckptfmt.catalog.queries import runs as queries
 from ckptfmt.catalog.transaction import NOW, Transaction, lock_generation, lock_run, lock_run_named, record
 from ckptfmt.errors import Conflict, InvalidInput
 from ckptfmt.format.states import TRANSITIONS
-from ckptfmt.ports.catalog import RunRecord
+from ckptfmt.ports.records import RunRecord
 
 EVENT_KINDS: Final = frozenset(step.name for step in TRANSITIONS) | {
     "run",

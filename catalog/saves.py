@@ -12,7 +12,7 @@ from ckptfmt.catalog.queries import generations as queries
 from ckptfmt.catalog.transaction import NOW, Transaction, lock_launch, record
 from ckptfmt.errors import Conflict, InvalidInput, NotFound
 from ckptfmt.format.states import INITIAL, State
-from ckptfmt.ports.catalog import LaunchRecord, RankState, RunRecord, SaveTicket
+from ckptfmt.ports.records import LaunchRecord, RankState, RunRecord, SaveTicket
 
 _RANK = """
 SELECT q.state, q.part_digest, g.state FROM ranks AS q JOIN generations AS g ON g.id = q.generation_id

@@ -13,7 +13,7 @@ from ckptfmt.catalog import generations, launches, readers, registration, restor
 from ckptfmt.catalog.failures import translated
 from ckptfmt.catalog.reader import CatalogReader
 from ckptfmt.catalog.transaction import Transaction
-from ckptfmt.ports.catalog import (
+from ckptfmt.ports.records import (
     AdoptFacts,
     DurableFacts,
     GenerationRecord,

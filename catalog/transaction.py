@@ -15,7 +15,7 @@ from ckptfmt.catalog.queries import generations, identity, launches, runs
 from ckptfmt.catalog.snapshot import Session
 from ckptfmt.errors import CatalogError, Conflict, Fenced, NotFound
 from ckptfmt.format.states import TRANSITIONS, State
-from ckptfmt.ports.catalog import GenerationRecord, LaunchRecord, RunRecord
+from ckptfmt.ports.records import GenerationRecord, LaunchRecord, RunRecord
 
 NOW: Final = object()
 """As a value of ``insert`` or ``update``: the database's clock when the statement runs."""

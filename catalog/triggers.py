@@ -70,6 +70,10 @@ def _changed(columns: tuple[str, ...]) -> str:
 
 def rules() -> tuple[Rule, ...]:
     """Return every rule, in the order in which they are created."""
+    return (*_generation_rules(), *_event_rules(), *_run_rules())
+
+
+def _generation_rules() -> tuple[Rule, ...]:
     steps = " OR ".join(dict.fromkeys(_pair(step) for step in TRANSITIONS))
     return (
         Rule(
@@ -119,6 +123,11 @@ def rules() -> tuple[Rule, ...]:
             "this commit_seq belongs to another generation",
         ),
         Rule("keep", "generations", "DELETE", "1 = 1", "a generation row is never deleted"),
+    )
+
+
+def _event_rules() -> tuple[Rule, ...]:
+    return (
         Rule(
             "replace",
             "events",
@@ -128,6 +137,11 @@ def rules() -> tuple[Rule, ...]:
         ),
         Rule("frozen", "events", "UPDATE", "1 = 1", "events are append-only"),
         Rule("keep", "events", "DELETE", "1 = 1", "events are append-only"),
+    )
+
+
+def _run_rules() -> tuple[Rule, ...]:
+    return (
         Rule(
             "counters",
             "runs",

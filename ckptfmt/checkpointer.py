@@ -38,7 +38,7 @@ from ckptfmt.restoring import Restoring
 
 if TYPE_CHECKING:
     from ckptfmt.generation import Generation
-    from ckptfmt.ports.catalog import GenerationRecord
+    from ckptfmt.ports.records import GenerationRecord
 
 log = logging.getLogger("ckptfmt")
 

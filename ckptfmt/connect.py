@@ -6,13 +6,11 @@ import importlib.util
 import logging
 import os
 import sys
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptfmt.errors import CatalogError, CkptError, Conflict, Corrupt, InvalidInput, NotFound
+from ckptfmt.errors import CatalogError, CkptError, Conflict, InvalidInput, NotFound
 from ckptfmt.format import layout, verdict
 
 if TYPE_CHECKING:
@@ -190,20 +188,22 @@ def open_site(
     if mode not in ("r", "w"):
         raise InvalidInput(f'mode={mode!r}: give "r" or "w"')
     backend = backend_for(url, storage_options, create=mode == "w")
-    marker = read_marker(backend)
+    from ckptfmt.engine import marker as markers
+
+    marker = markers.read_marker(backend)
     if marker is None and mode == "r":
-        if _is_generation_folder(backend):
+        if markers.is_generation_folder(backend):
             return Connection(backend.url, Site("", backend, None, read_only=True), folder=True)
         raise NotFound(
             f"{backend.url} is no ckptfmt repository (it has no {layout.MARKER}), nor a generation's folder (it has no "
             f"{layout.COMMIT}); check the path, or save into it first"
         )
     if marker is None:
-        marker = _create_marker(backend)
+        marker = markers.create_marker(backend)
     from ckptfmt.engine.governing import governing_claim
 
     claim = governing_claim(backend)
-    _check_one_root(backend, marker, claim)
+    markers.check_one_root(backend, marker, claim)
     chosen = catalog_url(backend, claim, catalog, mode)
     if chosen is None:
         return Connection(backend.url, Site(marker.repository, backend, None, read_only=True))
@@ -215,56 +215,6 @@ def open_site(
         sql.close()
         raise
     return Connection(backend.url, site)
-
-
-def _check_one_root(backend: Backend, marker: verdict.Marker, claim: verdict.CatalogClaim | None) -> None:
-    if claim is not None and claim.repository != marker.repository:
-        raise Conflict(
-            f"{backend.url}: {layout.MARKER} says repository {marker.repository}, "
-            f"{layout.catalog_claim(claim.epoch)} says {claim.repository}: two roots were mixed; put the right object "
-            "back from a copy"
-        )
-
-
-def read_marker(backend: Backend) -> verdict.Marker | None:
-    from ckptfmt.engine.verdicts import decode_at
-
-    try:
-        data = backend.read(layout.MARKER, limit=verdict.BYTES_MAX)
-    except NotFound:
-        return None
-    return decode_at(backend, layout.MARKER, data, verdict.decode_marker)
-
-
-def _is_generation_folder(backend: Backend) -> bool:
-    try:
-        backend.head(layout.COMMIT)
-    except NotFound:
-        return False
-    return True
-
-
-def _create_marker(backend: Backend) -> verdict.Marker:
-    if _is_generation_folder(backend):
-        raise InvalidInput(f"{backend.url} is a generation's folder: open its repository to write")
-    if backend.list(layout.CATALOGS) or backend.list_folders(layout.RUNS):
-        # The marker is the first object of a root. Another uuid would disown all that lies there.
-        found = read_marker(backend)
-        if found is not None:  # another process made it all a moment ago
-            return found
-        raise Corrupt(
-            f"{backend.url}: {layout.MARKER} is gone, but the root holds what was saved; put it back from a copy",
-            object=layout.MARKER,
-        )
-    new = verdict.Marker(repository=str(uuid.uuid4()), created_at=verdict.timestamp(datetime.now(UTC)))
-    try:
-        backend.create(layout.MARKER, verdict.encode_marker(new))
-    except Conflict:  # another process made it a moment ago
-        found = read_marker(backend)
-        if found is None:
-            raise
-        return found
-    return new
 
 
 def _is_embedded(backend: Backend, url: str) -> bool:
@@ -313,6 +263,7 @@ def _check_not_copied(site: Site, sql: Catalog) -> None:
 def _governs_elsewhere(site: Site, sql: Catalog, url: str) -> bool:
     """Whether this catalog governs another root at ``url``, too. One that cannot be seen was moved, not copied."""
     from ckptfmt.engine.governing import governing_claim
+    from ckptfmt.engine.marker import read_marker
 
     try:
         other = backend_for(url)

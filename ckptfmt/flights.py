@@ -14,7 +14,7 @@ from ckptfmt.engine.transfer import Background
 from ckptfmt.pending import PendingSave
 
 if TYPE_CHECKING:
-    from ckptfmt.ports.catalog import GenerationRecord
+    from ckptfmt.ports.records import GenerationRecord
 
 
 @dataclass(eq=False)

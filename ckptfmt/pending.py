@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptfmt.engine.save.deferral import Deferral
 from ckptfmt.engine.save.progress import ORDER, Stage
 from ckptfmt.errors import InvalidInput
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 
 if TYPE_CHECKING:
     from ckptfmt.generation import Generation

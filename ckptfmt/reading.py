@@ -18,7 +18,8 @@ from ckptfmt.ports.catalog import UNWRITABLE
 from ckptfmt.reference import At, parse_at
 
 if TYPE_CHECKING:
-    from ckptfmt.ports.catalog import Catalog, GenerationRecord
+    from ckptfmt.ports.catalog import Catalog
+    from ckptfmt.ports.records import GenerationRecord
 
 log = logging.getLogger("ckptfmt")
 

@@ -19,7 +19,7 @@ from ckptfmt.reference import At
 
 if TYPE_CHECKING:
     from ckptfmt.checkpointer import Checkpointer
-    from ckptfmt.ports.catalog import LaunchRecord
+    from ckptfmt.ports.records import LaunchRecord
 
 
 class Repository:

@@ -17,7 +17,7 @@ from ckptfmt.reference import At
 
 if TYPE_CHECKING:
     from ckptfmt.generation import Generation
-    from ckptfmt.ports.catalog import GenerationRecord
+    from ckptfmt.ports.records import GenerationRecord
 
 log = logging.getLogger("ckptfmt")
 

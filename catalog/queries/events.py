@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptfmt.catalog.clock import moment
 from ckptfmt.catalog.snapshot import Row, Snapshot, from_json
-from ckptfmt.ports.catalog import EventRecord
+from ckptfmt.ports.records import EventRecord
 
 _HISTORY = """
 SELECT e.seq, r.name, e.generation_id, e.at, e.kind, e.from_state, e.to_state, e.actor, e.detail, e.library

@@ -10,7 +10,7 @@ from ckptfmt.catalog.clock import moment
 from ckptfmt.catalog.snapshot import Row, Snapshot
 from ckptfmt.errors import InvalidInput, NotFound
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import GenerationRecord, RankRecord
+from ckptfmt.ports.records import GenerationRecord, RankRecord
 
 _ELSEWHERE = {
     "run": "r.name",

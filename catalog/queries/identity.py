@@ -7,7 +7,7 @@ from datetime import datetime
 from ckptfmt.catalog.clock import moment
 from ckptfmt.catalog.snapshot import Snapshot
 from ckptfmt.errors import CatalogError
-from ckptfmt.ports.catalog import CatalogIdentity
+from ckptfmt.ports.records import CatalogIdentity
 
 
 def identity(snapshot: Snapshot) -> CatalogIdentity:

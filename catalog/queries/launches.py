@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckptfmt.catalog.clock import moment, moment_or_none
 from ckptfmt.catalog.snapshot import Row, Snapshot
 from ckptfmt.errors import CatalogError
-from ckptfmt.ports.catalog import LaunchRecord
+from ckptfmt.ports.records import LaunchRecord
 
 # A displaced launch is never live, whatever its lease says: the run's fence has moved on.
 _LIVE = "l.closed_at IS NULL AND l.lease_until > {now} AND l.fence = r.fence"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptfmt.catalog.snapshot import Snapshot
-from ckptfmt.ports.catalog import PackRecord
+from ckptfmt.ports.records import PackRecord
 
 _OF_GENERATION = """
 SELECT p.generation_key, p.name, p.rank, p.nbytes, p.header_digest

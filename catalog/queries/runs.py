@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptfmt.catalog.clock import moment
 from ckptfmt.catalog.snapshot import Row, Snapshot
-from ckptfmt.ports.catalog import RunRecord
+from ckptfmt.ports.records import RunRecord
 
 _ALL = """
 SELECT id, name, key, fence, next_commit_seq, retention_hold, created_at

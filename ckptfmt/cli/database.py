@@ -13,8 +13,9 @@ from ckptfmt.cli import quantities as q
 from ckptfmt.cli.exit_codes import CATALOG, OK
 from ckptfmt.cli.output import Page, emit, style
 from ckptfmt.engine.governing import governing_claim
+from ckptfmt.engine.marker import require_marker
 from ckptfmt.engine.reports import Report
-from ckptfmt.errors import InvalidInput, NotFound
+from ckptfmt.errors import InvalidInput
 from ckptfmt.reference import parse_reference
 
 
@@ -54,8 +55,7 @@ def catalog_of(url: str, catalog: str | None) -> str:
         return url
     backend = connect.backend_for(parse_reference(url).url)
     try:
-        if connect.read_marker(backend) is None:
-            raise NotFound(f"{backend.url} is no ckptfmt repository; check the path")
+        require_marker(backend)
         found = connect.catalog_url(backend, governing_claim(backend), None, "r")
     finally:
         backend.close()

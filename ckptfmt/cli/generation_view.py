@@ -23,7 +23,7 @@ from ckptfmt.engine.reports import GenerationInfo, Problem, Report
 from ckptfmt.errors import BackendError, FormatError, NotFound
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 from ckptfmt.reference import parse_at
 
 TENSORS = 15

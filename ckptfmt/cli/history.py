@@ -11,7 +11,7 @@ from ckptfmt.cli import quantities as q
 from ckptfmt.cli.contents import json_value
 from ckptfmt.cli.output import Page
 from ckptfmt.engine.reports import Report
-from ckptfmt.ports.catalog import EventRecord
+from ckptfmt.ports.records import EventRecord
 
 
 @dataclass(frozen=True)

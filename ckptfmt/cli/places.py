@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckptfmt import connect
 from ckptfmt.cli.options import storage_options
-from ckptfmt.errors import InvalidInput, NotFound
+from ckptfmt.errors import InvalidInput
 from ckptfmt.reference import Reference, parse_at, parse_reference
 
 if TYPE_CHECKING:
@@ -79,11 +79,11 @@ def opened_place(arguments: Namespace, *, url: str | None = None, mode: connect.
 def _require_catalog(url: str, catalog: str | None, options: dict[str, object] | None) -> None:
     """``NotFound`` or ``InvalidInput`` where opening for writing would create a repository or a catalog."""
     from ckptfmt.engine.governing import governing_claim
+    from ckptfmt.engine.marker import require_marker
 
     backend = connect.backend_for(url, options)
     try:
-        if connect.read_marker(backend) is None:
-            raise NotFound(f"{backend.url} is no ckptfmt repository; check the path")
+        require_marker(backend)
         if connect.catalog_url(backend, governing_claim(backend), catalog, "r") is None:
             raise InvalidInput(
                 f"{backend.url} is not opened with a catalog; name the one that governs it: --catalog URL"

@@ -14,9 +14,10 @@ from ckptfmt.catalog.location import display, sqlite_path
 from ckptfmt.catalog.open import open_catalog
 from ckptfmt.engine import governing
 from ckptfmt.engine.keep.rebuild import Order, rebuild
+from ckptfmt.engine.marker import require_marker
 from ckptfmt.engine.reports import RebuildReport
 from ckptfmt.engine.site import Site
-from ckptfmt.errors import CatalogError, Conflict, InvalidInput, NotFound
+from ckptfmt.errors import CatalogError, Conflict, InvalidInput
 from ckptfmt.ports.backend import Backend
 from ckptfmt.ports.catalog import Catalog
 
@@ -56,9 +57,7 @@ def repair_catalog(
     """
     backend = connect.backend_for(url, storage_options)
     try:
-        marker = connect.read_marker(backend)
-        if marker is None:
-            raise NotFound(f"{backend.url} is no ckptfmt repository; check the path")
+        marker = require_marker(backend)
         claims = governing.all_claims(backend)
         target = _Target(backend, marker.repository, claims, _database(backend, claims, catalog, how), how)
         with repair.exclusive(target.url):

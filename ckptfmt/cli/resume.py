@@ -13,7 +13,8 @@ from ckptfmt.engine.site import Site
 from ckptfmt.errors import BackendError, Corrupt, FormatError, NotFound
 from ckptfmt.format import layout
 from ckptfmt.format.states import OPEN_STATES, State
-from ckptfmt.ports.catalog import Catalog, GenerationRecord, LaunchRecord
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.records import GenerationRecord, LaunchRecord
 
 PASSED_OVER_MAX = 50
 """Newer generations that are explained, newest first."""

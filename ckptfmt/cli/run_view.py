@@ -17,7 +17,8 @@ from ckptfmt.engine.load.resolve import proven
 from ckptfmt.engine.reports import GenerationInfo, Report
 from ckptfmt.format import layout
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import Catalog, LaunchRecord
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.records import LaunchRecord
 
 RECENT = 20
 """Committed generations by which saves are judged."""

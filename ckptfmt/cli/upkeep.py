@@ -12,7 +12,7 @@ from ckptfmt.engine.keep.recover import recover
 from ckptfmt.engine.reports import GcItem, GcReport, RecoverReport, Report
 from ckptfmt.engine.save.launch import acquire
 from ckptfmt.errors import InvalidInput, NotFound
-from ckptfmt.ports.catalog import LaunchRecord
+from ckptfmt.ports.records import LaunchRecord
 
 
 @dataclass(frozen=True)

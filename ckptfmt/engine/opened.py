@@ -17,7 +17,7 @@ from ckptfmt.errors import Corrupt, FormatError, Mismatch, NotCommitted, NotFoun
 from ckptfmt.format import layout, tree, verdict
 from ckptfmt.format.index import Index
 from ckptfmt.format.manifest import Manifest, decode_manifest, manifest_digest
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 
 MANIFEST_BYTES_MAX = 256 << 20
 

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from ckptfmt.ports.catalog import LaunchRecord
+from ckptfmt.ports.records import LaunchRecord
 
 
 def host_name() -> str:

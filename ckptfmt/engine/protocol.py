@@ -29,7 +29,7 @@ from ckptfmt.format.manifest import Manifest, Sound, encode_sound, manifest_dige
 from ckptfmt.format.merge import merge_parts
 from ckptfmt.format.part import PART_BYTES_MAX, Part, decode_part
 from ckptfmt.format.states import OPEN_STATES, State
-from ckptfmt.ports.catalog import DurableFacts, GenerationRecord, PackRecord, RankRecord
+from ckptfmt.ports.records import DurableFacts, GenerationRecord, PackRecord, RankRecord
 
 log = logging.getLogger("ckptfmt")
 

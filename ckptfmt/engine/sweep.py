@@ -14,7 +14,7 @@ from ckptfmt.engine.site import Site
 from ckptfmt.errors import Conflict, FormatError
 from ckptfmt.format import layout, verdict
 from ckptfmt.ports.backend import ObjectInfo
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 
 TOMBSTONES = frozenset({layout.COMMIT, layout.RETIRED})
 CLOSED = "tombstone"

@@ -9,7 +9,7 @@ from ckptfmt.engine.site import Site
 from ckptfmt.errors import Corrupt, FormatError, NotFound
 from ckptfmt.format import layout, verdict
 from ckptfmt.ports.backend import Backend
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 
 T = TypeVar("T")
 

@@ -11,191 +11,31 @@ the same call may be repeated (every method here may be repeated safely), and wi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ckptfmt.format.states import State
+from ckptfmt.ports.records import (
+    AdoptFacts,
+    CatalogIdentity,
+    DurableFacts,
+    EventRecord,
+    GenerationRecord,
+    LaunchRecord,
+    LaunchRequest,
+    PackRecord,
+    RankRecord,
+    RankState,
+    RunRecord,
+    SaveTicket,
+)
 
 if TYPE_CHECKING:
     from ckptfmt.ports.restoration import Restoration, RestoredRow
 
-RankState = Literal["writing", "staged", "durable", "failed"]
-
 UNWRITABLE: Final = frozenset({"catalog_full", "catalog_read_only", "catalog_files", "catalog_io"})
 """Kinds of ``CatalogError`` that say that nothing could be written: no room, no permission, no file descriptors, a
 failing disk."""
-
-
-@dataclass(frozen=True)
-class CatalogIdentity:
-    """Which catalog this is: its uuid and the epoch under which it governs a root."""
-
-    uuid: str
-    epoch: int
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    id: int
-    name: str
-    key: str
-    """The run's folder name on storage (``format.layout.run_key``)."""
-    fence: int
-    next_commit_seq: int
-    retention_hold: bool
-    created_at: datetime
-
-
-@dataclass(frozen=True)
-class LaunchRequest:
-    """Who asks for a run's lease. ``pid_started`` with ``boot_id`` tells a reused pid apart."""
-
-    token: str
-    host: str
-    pid: int
-    boot_id: str
-    pid_started: str
-    world_size: int = 1
-    kind: Literal["training", "recover"] = "training"
-
-
-@dataclass(frozen=True)
-class LaunchRecord:
-    id: int
-    run: str
-    token: str
-    kind: str
-    fence: int
-    host: str
-    pid: int
-    boot_id: str
-    pid_started: str
-    world_size: int
-    restored_from: str | None
-    """Key of the generation that this launch restored."""
-    last_step: int | None
-    lease_until: datetime
-    live: bool
-    """Not closed, and the lease has not lapsed by the database's clock."""
-    created_at: datetime
-    closed_at: datetime | None
-
-
-@dataclass(frozen=True)
-class GenerationRecord:
-    id: int
-    run: str
-    run_key: str
-    key: str
-    step: int
-    state: State
-    launch_id: int
-    launch_token: str
-    fence: int
-    """Fence of the launch that began it (after a takeover it is finished under a higher one)."""
-    save_number: int
-    world_size: int
-    parent_key: str | None
-    commit_seq: int | None
-    epoch: int
-    manifest_name: str | None
-    manifest_digest: str | None
-    manifest_bytes: int | None
-    nbytes: int | None
-    """Tensor bytes, set when durable."""
-    stall_seconds: float | None
-    """Largest over the ranks."""
-    tags: tuple[str, ...]
-    pinned: bool
-    created_at: datetime
-    deadline: datetime | None
-    durable_at: datetime | None
-    committed_at: datetime | None
-    commit_fence: int | None
-    """Fence under which it was committed; COMMIT.json records this one."""
-    proven_at: datetime | None
-    abort_stage: str | None
-    abort_rank: int | None
-    abort_reason: str | None
-    quarantined_at: datetime | None
-    quarantine_reason: str | None
-    retired_at: datetime | None
-    swept_at: datetime | None
-    """Last time gc removed its objects."""
-
-
-@dataclass(frozen=True)
-class PackRecord:
-    generation_key: str
-    """The generation whose folder holds the pack."""
-    name: str
-    rank: int
-    nbytes: int
-    header_digest: str
-
-
-@dataclass(frozen=True)
-class RankRecord:
-    generation_id: int
-    rank: int
-    state: RankState
-    part_name: str | None
-    part_digest: str | None
-    nbytes: int | None
-    stall_seconds: float | None
-    write_seconds: float | None
-    retries: int
-    error: str | None
-    updated_at: datetime
-
-
-@dataclass(frozen=True)
-class EventRecord:
-    """One line of history. ``seq`` counts per run from 1."""
-
-    seq: int
-    run: str
-    generation_id: int | None
-    at: datetime
-    kind: str
-    from_state: str | None
-    to_state: str | None
-    actor: str
-    detail: Mapping[str, Any]
-    library: str
-
-
-@dataclass(frozen=True)
-class DurableFacts:
-    """What C3 records when a generation becomes durable."""
-
-    manifest_name: str
-    manifest_digest: str
-    manifest_bytes: int
-    nbytes: int
-    parent_key: str | None
-    packs: Sequence[PackRecord] = field(default_factory=tuple)
-
-
-@dataclass(frozen=True)
-class AdoptFacts:
-    """A valid committed verdict found on storage, and the manifest it names."""
-
-    commit_seq: int
-    committed_at: datetime
-    commit_fence: int
-    epoch: int
-    durable: DurableFacts
-
-
-@dataclass(frozen=True)
-class SaveTicket:
-    """The answer to C1."""
-
-    generation: GenerationRecord
-    created: bool
-    """False when the same (launch, n) had begun before: the answer was lost, or another rank came first."""
 
 
 class Catalog(Protocol):

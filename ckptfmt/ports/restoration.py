@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from ckptfmt.ports.catalog import AdoptFacts, CatalogIdentity
+from ckptfmt.ports.records import AdoptFacts, CatalogIdentity
 
 Action = Literal["restored", "adopted", "aborted", "retired", "known", "left_out"]
 

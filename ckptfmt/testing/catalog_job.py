@@ -9,15 +9,8 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import (
-    AdoptFacts,
-    Catalog,
-    DurableFacts,
-    GenerationRecord,
-    LaunchRecord,
-    LaunchRequest,
-    PackRecord,
-)
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.records import AdoptFacts, DurableFacts, GenerationRecord, LaunchRecord, LaunchRequest, PackRecord
 
 REPOSITORY = "6f0f6f1c-9f0e-4b55-8c0f-000000000001"
 OTHER_REPOSITORY = "6f0f6f1c-9f0e-4b55-8c0f-000000000002"

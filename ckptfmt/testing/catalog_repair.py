@@ -10,7 +10,8 @@ import pytest
 
 from ckptfmt.errors import Conflict, Fenced, NotFound
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import AdoptFacts, Catalog, CatalogIdentity, DurableFacts, PackRecord
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.records import AdoptFacts, CatalogIdentity, DurableFacts, PackRecord
 from ckptfmt.ports.restoration import ProvenGeneration, ProvenRun, Restoration
 from ckptfmt.testing.catalog_job import Job, MakeCatalog, request, require
 

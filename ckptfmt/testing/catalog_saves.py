@@ -11,7 +11,7 @@ import pytest
 
 from ckptfmt.errors import CatalogBehind, Conflict, Fenced, InvalidInput, NotFound
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import GenerationRecord, PackRecord
+from ckptfmt.ports.records import GenerationRecord, PackRecord
 from ckptfmt.testing.catalog_job import Job, MakeCatalog, require
 
 

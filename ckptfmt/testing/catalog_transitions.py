@@ -8,7 +8,8 @@ import pytest
 
 from ckptfmt.errors import Conflict, NotCommitted
 from ckptfmt.format.states import TRANSITIONS, State
-from ckptfmt.ports.catalog import Catalog, GenerationRecord
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.records import GenerationRecord
 from ckptfmt.testing.catalog_job import Job, MakeCatalog, RawSql, require
 
 ORDINARY = {(step.source, step.target) for step in TRANSITIONS if not step.repair}

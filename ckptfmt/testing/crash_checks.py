@@ -23,7 +23,7 @@ from ckptfmt.engine.verdicts import folder_of
 from ckptfmt.errors import CkptError, NotFound
 from ckptfmt.format import layout
 from ckptfmt.format.states import OPEN_STATES, State
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 from ckptfmt.repository import Repository
 from ckptfmt.testing.crash_life import Life, Place
 from ckptfmt.testing.crash_scenarios import NEXT_STEP, Save, Scenario, Told

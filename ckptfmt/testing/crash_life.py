@@ -20,7 +20,8 @@ from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import BackendError, CatalogError, CkptError, Unavailable
 from ckptfmt.ports.backend import Backend
-from ckptfmt.ports.catalog import Catalog, LaunchRecord, LaunchRequest
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.records import LaunchRecord, LaunchRequest
 from ckptfmt.repository import Repository
 from ckptfmt.testing.catalog_faults import CATALOG_CHANGES, FaultyCatalog, unreachable
 from ckptfmt.testing.faults import MUTATIONS, Fault, FaultyBackend

@@ -13,7 +13,8 @@ import pytest
 from ckptfmt.catalog.snapshot import SqliteSession
 from ckptfmt.errors import CatalogError, CkptError
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import Catalog, CatalogIdentity
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.records import CatalogIdentity
 from ckptfmt.ports.restoration import Restoration
 from ckptfmt.testing.catalogs import Job, MakeCatalog, RawSql, request
 

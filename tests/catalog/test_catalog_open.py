@@ -200,7 +200,7 @@ _MOUNTS = r"""22 1 259:1 / / rw,relatime shared:1 - ext4 /dev/root rw
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("/home/a/catalog.sqlite", "ext4"),
+        ("/data/a/catalog.sqlite", "ext4"),
         ("/mnt/my nfs/c.sqlite", "nfs4"),
         ("/mnt/my nfsx/c.sqlite", "ext4"),
         ("/scratch/c.sqlite", "lustre"),

@@ -20,7 +20,7 @@ from ckptfmt import connect
 from ckptfmt.cli.main import main
 from ckptfmt.engine import process
 from ckptfmt.engine.site import Site
-from ckptfmt.ports.catalog import LaunchRecord, LaunchRequest
+from ckptfmt.ports.records import LaunchRecord, LaunchRequest
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from crash_places import FolderPlaces, MemoryPlaces
 
-import ckptfmt
 from ckptfmt.catalog.sqlite import SqliteSessions
-from ckptfmt.catalog.upgrade import create_schema
 
 LINES = pytest.StashKey[list[str]]()
 
@@ -32,20 +30,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def tell(pytestconfig: pytest.Config) -> Any:
     """Adds a line to the summary of the test session."""
     return pytestconfig.stash[LINES].append
-
-
-@pytest.fixture(scope="session")
-def empty_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("catalog") / "empty.sqlite"
-    create_schema(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture(scope="session")
-def empty_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("repository") / "r"
-    ckptfmt.open(root).close()
-    return root
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from damage_kinds import flip_at, swap_files, zero_at
 import ckptfmt
 from ckptfmt.engine import protocol
 from ckptfmt.format import verdict
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 
 
 def state(step: int) -> dict[str, Any]:

@@ -11,25 +11,7 @@ from typing import Any
 import pytest
 from lifecycle_rig import Place
 
-import ckptfmt
 from ckptfmt.catalog.sqlite import SqliteSessions
-from ckptfmt.catalog.upgrade import create_schema
-
-
-@pytest.fixture(scope="session")
-def empty_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A catalog with its schema and nothing else: migrating a new one for every test would take seconds."""
-    path = tmp_path_factory.mktemp("catalog") / "empty.sqlite"
-    create_schema(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture(scope="session")
-def empty_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository on disk in which nothing was ever saved."""
-    root = tmp_path_factory.mktemp("repository") / "r"
-    ckptfmt.open(root).close()
-    return root
 
 
 @pytest.fixture

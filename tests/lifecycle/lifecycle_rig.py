@@ -25,7 +25,7 @@ from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.errors import BackendError, CatalogError
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 from ckptfmt.repository import Repository
 from ckptfmt.testing.faults import MUTATIONS, Call, Fault, FaultyBackend
 

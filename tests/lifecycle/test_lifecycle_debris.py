@@ -18,7 +18,7 @@ from ckptfmt.engine.keep import debris
 from ckptfmt.engine.keep import gc as collecting
 from ckptfmt.engine.reports import GcReport
 from ckptfmt.engine.site import Site
-from ckptfmt.ports.catalog import LaunchRecord, LaunchRequest
+from ckptfmt.ports.records import LaunchRecord, LaunchRequest
 from ckptfmt.repository import Repository
 
 LEFT = ".ckptfmt-tmp-1-00ff"

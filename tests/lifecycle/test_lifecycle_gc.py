@@ -19,7 +19,7 @@ from ckptfmt.engine.sweep import close_aborted
 from ckptfmt.errors import BackendError, CatalogBehind, Conflict, SaveFailed
 from ckptfmt.format import verdict
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import GenerationRecord, PackRecord
+from ckptfmt.ports.records import GenerationRecord, PackRecord
 from ckptfmt.testing.faults import Fault
 
 NOW = timedelta(0)

@@ -14,7 +14,7 @@ import ckptfmt
 from ckptfmt.engine.keep import gc as collecting
 from ckptfmt.engine.sweep import CLOSED, closed_at
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 
 
 def _two_saves(place: Place) -> tuple[Process, GenerationRecord]:

@@ -18,7 +18,7 @@ from ckptfmt.engine.reports import RebuildReport
 from ckptfmt.errors import CatalogBehind, Fenced, OutcomeUnknown, Unavailable
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 from ckptfmt.testing.catalog_job import Job, request
 from ckptfmt.testing.faults import Fault
 

@@ -16,8 +16,6 @@ for _folder in (Path(__file__).parent, Path(__file__).parent.parent / "lifecycle
 from lifecycle_rig import Place  # noqa: E402
 from protocol_model.reporting import LINES  # noqa: E402
 
-from ckptfmt.catalog.upgrade import create_schema  # noqa: E402
-
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LINES] = []
@@ -29,14 +27,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("the model of the commit protocol")
         for line in lines:
             terminalreporter.write_line(line)
-
-
-@pytest.fixture(scope="session")
-def empty_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A catalog with its schema and nothing else: migrating a new one for every test would take seconds."""
-    path = tmp_path_factory.mktemp("catalog") / "empty.sqlite"
-    create_schema(f"sqlite:///{path}")
-    return path
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from ckptfmt.engine import process
 from ckptfmt.engine.keep.gc import collect, retire
 from ckptfmt.engine.site import Site
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import GenerationRecord, LaunchRecord, LaunchRequest
+from ckptfmt.ports.records import GenerationRecord, LaunchRecord, LaunchRequest
 
 Told = tuple[Any, ...]
 

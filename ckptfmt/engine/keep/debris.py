@@ -19,7 +19,7 @@ from ckptfmt.engine.reports import GcItem
 from ckptfmt.engine.site import Site
 from ckptfmt.format import layout
 from ckptfmt.ports.backend import ObjectInfo
-from ckptfmt.ports.catalog import RunRecord
+from ckptfmt.ports.records import RunRecord
 
 BETWEEN_LOOKS_SECONDS = 1.0
 _REASON = "unfinished create"

@@ -15,7 +15,7 @@ from ckptfmt.errors import BackendError, FormatError, InvalidInput, NotFound
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.manifest import Manifest
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import AdoptFacts, DurableFacts
+from ckptfmt.ports.records import AdoptFacts, DurableFacts
 from ckptfmt.ports.restoration import ProvenGeneration, ProvenRun
 
 States = Mapping[str, tuple[State, int | None]]

@@ -16,7 +16,7 @@ from ckptfmt.errors import Conflict, FormatError, NotFound
 from ckptfmt.format import layout
 from ckptfmt.format.states import State
 from ckptfmt.ports.backend import ObjectInfo
-from ckptfmt.ports.catalog import GenerationRecord, RunRecord
+from ckptfmt.ports.records import GenerationRecord, RunRecord
 
 log = logging.getLogger("ckptfmt")
 

@@ -20,7 +20,7 @@ from ckptfmt.engine.site import Site
 from ckptfmt.errors import Conflict
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import CatalogIdentity, RunRecord
+from ckptfmt.ports.records import CatalogIdentity, RunRecord
 from ckptfmt.ports.restoration import Restoration, RestoredRow
 
 log = logging.getLogger("ckptfmt")

@@ -30,7 +30,7 @@ from ckptfmt.errors import (
 )
 from ckptfmt.format import verdict
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import AdoptFacts, GenerationRecord, LaunchRecord
+from ckptfmt.ports.records import AdoptFacts, GenerationRecord, LaunchRecord
 
 log = logging.getLogger("ckptfmt")
 

@@ -15,7 +15,8 @@ from ckptfmt.engine.site import Site
 from ckptfmt.errors import FormatError, InvalidInput, NotCommitted, NotFound
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import Catalog, GenerationRecord
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.records import GenerationRecord
 
 log = logging.getLogger("ckptfmt")
 

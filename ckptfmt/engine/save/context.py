@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckptfmt.engine.site import Site
-from ckptfmt.ports.catalog import LaunchRecord, RunRecord
 from ckptfmt.ports.coordination import Coordination
+from ckptfmt.ports.records import LaunchRecord, RunRecord
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from ckptfmt.engine import process, protocol
 from ckptfmt.engine.transfer import Heartbeat
 from ckptfmt.errors import CatalogError, Conflict, Fenced, InvalidInput
 from ckptfmt.format import layout
-from ckptfmt.ports.catalog import Catalog, LaunchRecord, LaunchRequest
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.records import LaunchRecord, LaunchRequest
 
 log = logging.getLogger("ckptfmt")
 
@@ -54,14 +55,7 @@ def acquire(
     renews its lease while we wait is alive: ``Conflict`` names it. One that does not for as long as a lease is gone,
     also where the database's clock went back and would give it more.
     """
-    request = LaunchRequest(
-        token=token,
-        host=process.host_name(),
-        pid=os.getpid(),
-        boot_id=process.boot_id(),
-        pid_started=process.pid_started(os.getpid()),
-        kind="recover" if kind == "recover" else "training",
-    )
+    request = _request(token, kind)
     holder = catalog.live_launch(run)
     if holder is not None and holder.token == token:  # before our first request this is nobody's lost answer
         raise Conflict(
@@ -101,6 +95,18 @@ def acquire(
                     lease_seconds,
                 )
             time.sleep(_POLL_SECONDS)
+
+
+def _request(token: str, kind: str) -> LaunchRequest:
+    """This process, as who asks for the lease."""
+    return LaunchRequest(
+        token=token,
+        host=process.host_name(),
+        pid=os.getpid(),
+        boot_id=process.boot_id(),
+        pid_started=process.pid_started(os.getpid()),
+        kind="recover" if kind == "recover" else "training",
+    )
 
 
 def _ask(

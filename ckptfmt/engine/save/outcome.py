@@ -14,7 +14,7 @@ from ckptfmt.engine.save.context import LaunchContext
 from ckptfmt.engine.sweep import sweep_aborted
 from ckptfmt.errors import BackendError, CatalogError, Conflict, Fenced
 from ckptfmt.format.states import OPEN_STATES
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 
 log = logging.getLogger("ckptfmt")
 

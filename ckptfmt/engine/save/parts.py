@@ -24,27 +24,7 @@ def make_part(
     created_at: str,
 ) -> Part:
     """Return the part of ``rank``. Tensors stand in the order of the frozen leaves, one box each."""
-    leaves = snapshot.names_and_specs
-    pack_of = [0] * len(leaves)
-    offset_of = [0] * len(leaves)
-    for number, planned in enumerate(snapshot.plan.packs):
-        for leaf, offset in zip(planned.leaves, planned.offsets, strict=True):
-            pack_of[leaf], offset_of[leaf] = number, offset
-    tensors = TensorTable(
-        name=[name for name, _ in leaves],
-        kind=[spec.kind for _, spec in leaves],
-        rank=[rank if spec.kind == "per_rank" else -1 for _, spec in leaves],
-        dtype=[spec.dtype for _, spec in leaves],
-        shape=[spec.global_shape for _, spec in leaves],
-    )
-    boxes = BoxTable(
-        tensor=list(range(len(leaves))),
-        start=[spec.start for _, spec in leaves],
-        size=[spec.size for _, spec in leaves],
-        pack=pack_of,
-        offset=offset_of,
-        digests=[b"".join(chunks).hex() for chunks in written.digests],
-    )
+    tensors, boxes = _tables(snapshot, written, rank)
     packs = [
         PackRow(
             name=pack.name,
@@ -73,3 +53,28 @@ def make_part(
         tree=snapshot.common,
         per_rank=snapshot.per_rank,
     )
+
+
+def _tables(snapshot: Snapshot, written: Written, rank: int) -> tuple[TensorTable, BoxTable]:
+    leaves = snapshot.names_and_specs
+    pack_of = [0] * len(leaves)
+    offset_of = [0] * len(leaves)
+    for number, planned in enumerate(snapshot.plan.packs):
+        for leaf, offset in zip(planned.leaves, planned.offsets, strict=True):
+            pack_of[leaf], offset_of[leaf] = number, offset
+    tensors = TensorTable(
+        name=[name for name, _ in leaves],
+        kind=[spec.kind for _, spec in leaves],
+        rank=[rank if spec.kind == "per_rank" else -1 for _, spec in leaves],
+        dtype=[spec.dtype for _, spec in leaves],
+        shape=[spec.global_shape for _, spec in leaves],
+    )
+    boxes = BoxTable(
+        tensor=list(range(len(leaves))),
+        start=[spec.start for _, spec in leaves],
+        size=[spec.size for _, spec in leaves],
+        pack=pack_of,
+        offset=offset_of,
+        digests=[b"".join(chunks).hex() for chunks in written.digests],
+    )
+    return tensors, boxes

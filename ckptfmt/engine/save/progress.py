@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, Protocol
 
-from ckptfmt.ports.catalog import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord
 
 Stage = Literal["freezing", "frozen", "staged", "durable", "committed", "failed"]
 

@@ -19,8 +19,8 @@ from ckptfmt.format import layout
 from ckptfmt.format.manifest import manifest_digest
 from ckptfmt.format.part import encode_part
 from ckptfmt.format.states import State
-from ckptfmt.ports.catalog import GenerationRecord
 from ckptfmt.ports.coordination import PartReport
+from ckptfmt.ports.records import GenerationRecord
 
 log = logging.getLogger("ckptfmt")
 
