@@ -283,8 +283,13 @@ class Checkpointer:
         """Touch the arena of the next save in the background; ``nbytes``: what it has to hold at least."""
         arena = self._flights.idle_arena()
         arena.reserve(nbytes)
-        self._preparing = Background(arena.populate, name="ckptfmt-prepare")
-        self._preparing.start()
+        preparing = Background(arena.populate, name="ckptfmt-prepare")
+        try:
+            preparing.start()
+        except RuntimeError as error:  # no thread to be had: the next save touches the arena itself
+            log.warning("run %r: the next save will block longer: %s", self._context.run.name, error)
+        else:
+            self._preparing = preparing
 
     def _join_preparation(self) -> None:
         if self._preparing is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
@@ -312,7 +313,9 @@ def families_for(framework: Framework, *, saved_torch: bool) -> Families:
     return _families(torch="torch" in sys.modules or (saved_torch and importlib.util.find_spec("torch") is not None))
 
 
+@functools.cache
 def _families(*, torch: bool) -> Families:
+    """One of each for the process: types are looked up once, and a device has one side stream for all copies."""
     from ckptfmt.engine.families import Families
 
     if not torch:

@@ -11,7 +11,7 @@ from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.load.restore import RestoreOptions
 from ckptfmt.engine.reports import RestoreReport
 from ckptfmt.engine.save.context import LaunchContext
-from ckptfmt.errors import AccessDenied, BackendError, FormatError, NotFound, OutOfSpace, Unavailable
+from ckptfmt.errors import AccessDenied, BackendError, Corrupt, FormatError, NotFound, OutOfSpace, Unavailable
 from ckptfmt.format.states import State
 from ckptfmt.reference import At
 
@@ -52,7 +52,10 @@ class Restoring:
             if row.quarantined_at is not None:
                 continue
             try:
-                report = self._open_row(row).restore_with(into, options, arena=arena)
+                generation = self._open_row(row)
+                if options.host_bytes_max is not None and generation.nbytes > options.host_bytes_max:
+                    self._require_sound(generation)
+                report = generation.restore_with(into, options, arena=arena)
             except (FormatError, NotFound, BackendError) as error:
                 if isinstance(error, Unavailable | AccessDenied | OutOfSpace):
                     raise  # this says nothing of the generation: an older one would not fare better
@@ -61,6 +64,15 @@ class Restoring:
                 continue
             return self._fell_back(report, unreadable) if unreadable else report
         return self._open_at(None).restore_with(into, options, arena=arena)  # raises what the newest one raises
+
+    @staticmethod
+    def _require_sound(generation: Generation) -> None:
+        """Read all of it before anything is filled: what goes through the window cannot be taken back, and an older
+        generation must not be mixed with it."""
+        problems = generation.verify().problems
+        if problems:
+            first = problems[0]
+            raise Corrupt(first.message, object=first.object, tensor=first.tensor, offset=first.offset)
 
     def _fell_back(self, report: RestoreReport, unreadable: list[int]) -> RestoreReport:
         log.error(

@@ -34,8 +34,14 @@ from ckptfmt.ports.records import DurableFacts, GenerationRecord, PackRecord, Ra
 log = logging.getLogger("ckptfmt")
 
 T = TypeVar("T")
+Noted = Callable[[CkptError], None]
+"""Told of each error of a call that is repeated."""
 _PROOF_SECONDS = 3.0
 """How long storage may refuse a proof before it is left to recover."""
+
+
+def _unnoted(error: CkptError) -> None:
+    """Nobody asks."""
 
 
 def read_parts(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -> list[Part]:
@@ -132,10 +138,10 @@ def durable_facts(manifest: Manifest, key: str, name: str, digest: str, nbytes: 
     )
 
 
-def commit(site: Site, row: GenerationRecord, *, fence: int, until: float) -> GenerationRecord:
+def commit(site: Site, row: GenerationRecord, *, fence: int, until: float, noted: Noted = _unnoted) -> GenerationRecord:
     """C4, the commit point. A doubtful answer is resolved by repeating the compare-and-swap, until ``until``
     (``time.monotonic``)."""
-    return repeat(lambda: site.sql().commit(row.id, fence=fence), until=until)
+    return repeat(lambda: site.sql().commit(row.id, fence=fence), until=until, noted=noted)
 
 
 def prove(site: Site, row: GenerationRecord) -> GenerationRecord:
@@ -183,31 +189,32 @@ def create_hint(site: Site, run_key: str, key: str, *, epoch: int, seq: int) -> 
     site.backend.create(layout.commit_hint(run_key, epoch, seq, key), b"")
 
 
-def settle_lower(site: Site, row: GenerationRecord, *, fence: int, until: float) -> None:
+def settle_lower(site: Site, row: GenerationRecord, *, fence: int, until: float, noted: Noted = _unnoted) -> None:
     """Bring earlier saves of ``row``'s launch to a verdict where theirs stayed unknown: C3 waits for them.
 
     Their handles have given up, so nobody else would as long as this launch lives.
     """
-    rows = repeat(lambda: site.sql().generations(run=row.run, states=sorted(OPEN_STATES)), until=until)
+    rows = repeat(lambda: site.sql().generations(run=row.run, states=sorted(OPEN_STATES)), until=until, noted=noted)
     lower = [other for other in rows if other.launch_id == row.launch_id and other.save_number < row.save_number]
     for other in sorted(lower, key=lambda other: other.save_number):
         if other.state is State.DURABLE:
             try:
-                prove(site, commit(site, other, fence=fence, until=until))
+                prove(site, commit(site, other, fence=fence, until=until, noted=noted))
             except Conflict as error:
                 if error.kind != "disproved":
                     raise
                 log.error("%s", error)  # told to whoever asks for that save; this one goes on
             continue
-        repeat(lambda other=other: _abandon(site, other, fence), until=until)  # type: ignore[misc]
+        repeat(lambda other=other: _abandon(site, other, fence), until=until, noted=noted)  # type: ignore[misc]
 
 
 def _abandon(site: Site, row: GenerationRecord, fence: int) -> None:
     site.sql().abort(row.id, stage="merge", rank=None, reason="its save ended without a verdict", fence=fence)
 
 
-def repeat(call: Callable[[], T], *, until: float) -> T:
+def repeat(call: Callable[[], T], *, until: float, noted: Noted = _unnoted) -> T:
     """Repeat a call that may be repeated while it fails for a passing reason, until ``until`` (``time.monotonic``).
+    ``noted`` gets each error.
 
     Creates and transitions are such calls: the second one finds what the first has done when its answer was lost.
     """
@@ -216,6 +223,7 @@ def repeat(call: Callable[[], T], *, until: float) -> T:
         try:
             return call()
         except (CatalogError, BackendError) as error:
+            noted(error)
             if not error.transient or time.monotonic() + pause > until:
                 raise
             log.warning("trying again: %s", error)

@@ -23,14 +23,14 @@ _COPY_BYTES: Final = 16 << 20
 
 
 def thread_count() -> int:
-    """Threads for copies: 2 to 4 measured best; more only contend for memory bandwidth."""
+    """Threads that copy, or hash and write: 2 to 4 measured best, and no difference between those for writing."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(2, min(4, cores))
 
 
 IO_THREADS: Final = 4
-"""Threads that read or write. They wait for the device, or for the system to hand out fresh memory, most of the
-time, so their number does not follow the cores: 4 measured best on 2 cores, and more gained nothing."""
+"""Threads that read. They wait for the device, or for the system to hand out fresh memory, most of the time, so
+their number does not follow the cores: 4 measured best on 2 cores, and more gained nothing."""
 
 
 class _Group:

@@ -10,7 +10,7 @@ from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.plan import align_up
 from ckptfmt.engine.read import ReadUnit, Region, check_chunk, plan_reads, read_units
 from ckptfmt.engine.reports import Problem, VerifyReport
-from ckptfmt.engine.transfer import run_all, thread_count
+from ckptfmt.engine.transfer import IO_THREADS, run_all
 from ckptfmt.errors import BackendError, Corrupt, FormatError, NotFound
 from ckptfmt.format import checksum, pack
 from ckptfmt.format.tables import PackRow
@@ -42,7 +42,7 @@ def verify(opened: Opened, progress: Progress | None = None) -> VerifyReport:
             if progress is not None:
                 progress(done[0], plan.wanted_bytes)
 
-    workers = max(1, min(thread_count(), len(work)))
+    workers = max(1, min(IO_THREADS, len(work)))
     shares = [work[number::workers] for number in range(workers)]
     run_all([lambda share=share: scan(share) for share in shares], threads=workers, name="ckptfmt-verify")  # type: ignore[misc]
     problems.sort(key=lambda item: (item.object, item.offset or 0))

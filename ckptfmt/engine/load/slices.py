@@ -9,7 +9,7 @@ from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.read import StoredBox, check_chunk
 from ckptfmt.engine.stored import Stored
-from ckptfmt.engine.transfer import run_all, thread_count
+from ckptfmt.engine.transfer import IO_THREADS, run_all
 from ckptfmt.format import boxes
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.ports.arrays import ArrayFamily, LeafSpec
@@ -81,5 +81,5 @@ def _read_chunks(opened: Opened, box: StoredBox, ranges: list[tuple[int, int]], 
             check_chunk(box, number, offset, data)
         chunks[number] = data
 
-    run_all([lambda n=n: read(n) for n in numbers], threads=thread_count(), name="ckptfmt-read")  # type: ignore[misc]
+    run_all([lambda n=n: read(n) for n in numbers], threads=IO_THREADS, name="ckptfmt-read")  # type: ignore[misc]
     return chunks

@@ -12,7 +12,7 @@ from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.read import StoredBox, check_chunk
 from ckptfmt.engine.touch import address_of
-from ckptfmt.engine.transfer import copy_memory, run_all, thread_count
+from ckptfmt.engine.transfer import IO_THREADS, copy_memory, run_all
 from ckptfmt.format import checksum
 from ckptfmt.format.boxes import whole
 
@@ -39,7 +39,7 @@ def fill_through_window(opened: Opened, fills: Sequence[Fill], changed: list[str
 
 def _fill_dense(opened: Opened, box: StoredBox, address: int, path: str, changed: list[str]) -> None:
     spans = list(enumerate(checksum.chunk_spans(box.nbytes, box.chunk_bytes)))
-    workers = min(thread_count(), len(spans))
+    workers = min(IO_THREADS, len(spans))
     window_bytes = align_up(min(box.chunk_bytes, box.nbytes)) + 2 * PAGE
     windows = [map_memory(window_bytes) for _ in range(workers)]
 

@@ -14,7 +14,7 @@ from ckptfmt.engine.save.parts import make_part
 from ckptfmt.engine.save.persist import check_space, write_packs
 from ckptfmt.engine.save.progress import Earlier, Listener
 from ckptfmt.engine.save.snapshot import Snapshot
-from ckptfmt.errors import BackendError, CatalogError, CkptError, Conflict, Fenced, NotFound, OutcomeUnknown, SaveFailed
+from ckptfmt.errors import CatalogError, CkptError, Conflict, Fenced, NotFound, OutcomeUnknown, SaveFailed
 from ckptfmt.format import layout
 from ckptfmt.format.manifest import manifest_digest
 from ckptfmt.format.part import encode_part
@@ -95,14 +95,16 @@ class SaveSession:
         self._stage = "merge"
         self._repeat(lambda: context.coordination.gather(row.id, timeout=max(0.1, self._until - time.monotonic())))
         self._await_turn()
-        protocol.settle_lower(context.site, row, fence=context.launch.fence, until=self._until)
+        protocol.settle_lower(context.site, row, fence=context.launch.fence, until=self._until, noted=self._remember)
         parent = self._repeat(lambda: protocol.parent_of(context.site, row))
         row = self._row = self._repeat(
             lambda: protocol.merge(context.site, row, parent=parent, fence=context.launch.fence)
         )
         self._listener.advance("durable")
         self._stage = "commit"
-        row = self._row = protocol.commit(context.site, row, fence=context.launch.fence, until=self._until)
+        row = self._row = protocol.commit(
+            context.site, row, fence=context.launch.fence, until=self._until, noted=self._remember
+        )
         self._stage = "prove"
         return protocol.prove(context.site, row)
 
@@ -199,15 +201,7 @@ class SaveSession:
 
     def _repeat(self, call: Callable[[], T]) -> T:
         self._give_up()
-
-        def noted() -> T:
-            try:
-                return call()
-            except (CatalogError, BackendError) as error:
-                self._remember(error)
-                raise
-
-        answer = protocol.repeat(noted, until=self._until)
+        answer = protocol.repeat(call, until=self._until, noted=self._remember)
         self._passing = None
         return answer
 
