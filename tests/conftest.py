@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,12 @@ def empty_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repository") / "r"
     ckptfmt.open(root).close()
     return root
+
+
+@pytest.fixture
+def quick() -> Iterator[None]:
+    """Nothing in this test survives a power cut, so its transactions don't wait for the disk."""
+    from quick_catalogs import quick_catalogs
+
+    with quick_catalogs():
+        yield

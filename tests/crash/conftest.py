@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crash_places import FolderPlaces, MemoryPlaces
-
-from ckptfmt.catalog.sqlite import SqliteSessions
 
 LINES = pytest.StashKey[list[str]]()
 
@@ -30,20 +27,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def tell(pytestconfig: pytest.Config) -> Any:
     """Adds a line to the summary of the test session."""
     return pytestconfig.stash[LINES].append
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here survives a power cut, so its transactions don't wait for the disk."""
-    connect = SqliteSessions._connect
-
-    def connect_quickly(self: SqliteSessions, *args: Any) -> sqlite3.Connection:
-        connection = connect(self, *args)
-        if self.mode != "ro":  # who only reads meets the journal of a killed writer later, and sees to it
-            connection.execute("PRAGMA synchronous=OFF")
-        return connection
-
-    monkeypatch.setattr(SqliteSessions, "_connect", connect_quickly)
 
 
 @pytest.fixture

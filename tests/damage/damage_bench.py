@@ -5,17 +5,17 @@ from __future__ import annotations
 import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from quick_catalogs import quick_catalogs
 
 import ckptfmt
 from ckptfmt import connect
-from ckptfmt.catalog.sqlite import SqliteSessions
 from ckptfmt.engine import read
 from ckptfmt.engine.keep import gc
 from ckptfmt.format import checksum
@@ -114,7 +114,7 @@ class Bench:
         self.root = place / "repo"
         self._connect = connect.backend_for
         self.key: dict[int, str] = {}
-        with _small_chunks(), _quick_catalog(), ckptfmt.open(self.root) as repository:
+        with _small_chunks(), quick_catalogs(), ckptfmt.open(self.root) as repository:
             for run, steps in (("old", (1, 2, 3)), ("main", (4, 5))):
                 with repository.checkpointer(run) as checkpointer:
                     for step in steps:
@@ -156,14 +156,13 @@ class Bench:
 
     def sql(self, *statements: str) -> None:
         """Run statements as somebody who drops every trigger first."""
-        with sqlite3.connect(self.root / "catalog.sqlite") as connection:
+        with closing(sqlite3.connect(self.root / "catalog.sqlite")) as connection, connection:
             connection.execute("PRAGMA synchronous=OFF")
             names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
             for (name,) in names:
                 connection.execute(f'DROP TRIGGER "{name}"')
             for statement in statements:
                 assert connection.execute(statement).rowcount == 1
-        connection.close()
 
     @contextmanager
     def watched(self, *, cached: bool = False) -> Iterator[Seen]:
@@ -178,7 +177,7 @@ class Bench:
         read._SHOWN_BYTES_MIN = 0
         _watching.append(seen)
         try:
-            with _quick_catalog():
+            with quick_catalogs():
                 yield seen
         finally:
             _watching.pop()
@@ -193,24 +192,3 @@ def _small_chunks() -> Iterator[None]:
         yield
     finally:
         checksum.CHUNK_BYTES = usual  # type: ignore[misc]
-
-
-@contextmanager
-def _quick_catalog() -> Iterator[None]:
-    """No power is cut here, so transactions don't wait for the disk."""
-    usual = SqliteSessions._connect
-
-    def quick(self: SqliteSessions, *args: Any) -> sqlite3.Connection:
-        connection = usual(self, *args)
-        try:
-            connection.execute("PRAGMA synchronous=OFF")
-        except BaseException:  # a damaged file: nothing may stay open, or no child could use a catalog any more
-            SqliteSessions._close(connection)
-            raise
-        return connection
-
-    SqliteSessions._connect = quick  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        SqliteSessions._connect = usual  # type: ignore[method-assign]

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rebuild_rig import Told, make_history, site_of, told
 
-from ckptfmt.catalog.sqlite import SqliteSessions
-
 
 @pytest.fixture(autouse=True)
-def _no_power_cuts() -> Iterator[None]:
-    """Nothing here survives one, so no transaction waits for the disk."""
-    with pytest.MonkeyPatch.context() as patch:
-        connect = SqliteSessions._connect
-
-        def connect_quickly(self: SqliteSessions, *args: Any) -> sqlite3.Connection:
-            connection = connect(self, *args)
-            with suppress(sqlite3.DatabaseError):  # of damaged ones the library itself is to tell
-                connection.execute("PRAGMA synchronous=OFF")
-            return connection
-
-        patch.setattr(SqliteSessions, "_connect", connect_quickly)
-        yield
+def _no_power_cuts(quick: None) -> None:
+    pass
 
 
 @pytest.fixture(scope="session")
