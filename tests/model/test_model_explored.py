@@ -89,8 +89,9 @@ def test_no_promise_is_broken(explored: Explored, variant: Variant) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("variant", MUTANTS, ids=lambda variant: variant.name)
 def test_a_broken_rule_is_found(explored: Explored, variant: Variant) -> None:
+    """By the promise that it breaks: another one would say that the model is wrong elsewhere."""
     found = explored[variant]
-    assert found.broken is not None
+    assert MUTANTS[variant] in (found.broken or ""), "\n".join(report(found))
     assert len(found.trace) > 3
 
 
@@ -116,6 +117,6 @@ def test_every_rule_has_its_mutant_and_every_pair_its_configuration() -> None:
 
 def test_a_mutant_differs_from_the_protocol_by_its_rule_alone() -> None:
     """The same small configuration without the mutant is sound."""
-    for variant in (MUTANTS[1], MUTANTS[5]):
-        assert explore(variant).broken is not None
+    for variant in [*MUTANTS][1:6:4]:
+        assert MUTANTS[variant] in (explore(variant).broken or "")
         assert explore(replace(variant, mutant=None)).broken is None

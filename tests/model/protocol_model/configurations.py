@@ -75,23 +75,29 @@ def _broken(mutant: Mutant, actors: tuple[str, ...], *faults: Fault, parent: boo
     return Variant(mutant.name, actors, frozenset(faults), ranks, parents, parent, mutant)
 
 
-MUTANTS: Final = (
-    _broken(Mutant.FENCE_ON_ROW, (*_A, "B")),
-    _broken(Mutant.REPORT_BEFORE_C5, _A),
-    _broken(Mutant.NO_VERDICT_SLOT, ("A.0", "A.watchdog", "gc"), Fault.ROLLBACK),
-    _broken(Mutant.NO_TOMBSTONE, (*_A, "gc", "retire", "reader by proof"), parent=True),
-    _broken(Mutant.MANIFEST_FIXED_NAME, (*_A, "B"), parents=2),
-    _broken(Mutant.NO_HEALING, (*_A, "B"), Fault.TORN),
-    _broken(Mutant.NO_GATHER, (*_A, "B")),
-    _broken(Mutant.PROOF_BEFORE_COMMIT, (*_A, "B")),
-    _broken(Mutant.FAILED_WITHOUT_SWAP, (*_A, "B")),
-    _broken(Mutant.SETTLE_AFTER_RESTORE, (*_A, "B")),
-    _broken(Mutant.GRACE_FROM_ROW, (*_KEEP, "reader by proof"), parent=True),
-    _broken(Mutant.CLOSED_BEFORE_TOMBSTONE, (*_KEEP, "reader by proof"), parent=True),
-    _broken(Mutant.ADOPT_BEFORE_HINT, ("A.0", "B"), Fault.ROLLBACK),
-    _broken(Mutant.NO_READER_RULE, (*_KEEP, "reader"), parent=True),
-)
-"""One broken rule each: the explorer must find what goes wrong."""
+_CALLED: Final = "the catalog calls a generation committed whose data is not all there"
+_PROVED: Final = "storage proves a generation whose data is not all there"
+_UNPROVEN: Final = "a save reported as proven cannot be opened by proof"
+_WEDGED: Final = "a generation of an older launch is still open: recover is wedged"
+_LACKS: Final = "reads a generation that lacks a rank's data"
+
+MUTANTS: Final = {
+    _broken(Mutant.FENCE_ON_ROW, (*_A, "B")): "a fenced launch committed",
+    _broken(Mutant.REPORT_BEFORE_C5, _A): _UNPROVEN,
+    _broken(Mutant.NO_VERDICT_SLOT, ("A.0", "A.watchdog", "gc"), Fault.ROLLBACK): _CALLED,
+    _broken(Mutant.NO_TOMBSTONE, (*_A, "gc", "retire", "reader by proof"), parent=True): _PROVED,
+    _broken(Mutant.MANIFEST_FIXED_NAME, (*_A, "B"), parents=2): _WEDGED,
+    _broken(Mutant.NO_HEALING, (*_A, "B"), Fault.TORN): _WEDGED,
+    _broken(Mutant.NO_GATHER, (*_A, "B")): _CALLED,
+    _broken(Mutant.PROOF_BEFORE_COMMIT, (*_A, "B")): "storage proves a generation that was never committed",
+    _broken(Mutant.FAILED_WITHOUT_SWAP, (*_A, "B")): "a save was said to have failed and is committed",
+    _broken(Mutant.SETTLE_AFTER_RESTORE, (*_A, "B")): "a save was committed after a newer launch had restored",
+    _broken(Mutant.GRACE_FROM_ROW, (*_KEEP, "reader by proof"), parent=True): f"reader by proof {_LACKS}",
+    _broken(Mutant.CLOSED_BEFORE_TOMBSTONE, (*_KEEP, "reader by proof"), parent=True): f"reader by proof {_LACKS}",
+    _broken(Mutant.ADOPT_BEFORE_HINT, ("A.0", "B"), Fault.ROLLBACK): _UNPROVEN,
+    _broken(Mutant.NO_READER_RULE, (*_KEEP, "reader"), parent=True): f"reader {_LACKS}",
+}
+"""One broken rule each -> the promise that it breaks, which the explorer must find."""
 
 
 def _limit(limit: Limit, actors: tuple[str, ...], *faults: Fault) -> Variant:
