@@ -10,6 +10,7 @@ from typing import Any
 
 from ckptfmt.engine import protocol, verdicts
 from ckptfmt.engine.collector import held_back
+from ckptfmt.engine.origins import Origins
 from ckptfmt.engine.reports import GenerationInfo
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.stored import Stored, StoredTensors
@@ -71,30 +72,13 @@ class Opened:
                 f"{self.site.backend.url}: {self.name}: {error}; its tensors can still be read by name"
             ) from error
 
+    @cached_property
+    def _origins(self) -> Origins:
+        return Origins(self.manifest)
+
     def saved_as(self, stored_name: str) -> str:
         """The word of the array library that a tensor came from: ``tensor`` (torch) or ``array`` (numpy, bytes)."""
-        if self._asked or "_saved_as" in vars(self):
-            return self._saved_as.get(stored_name, "array")
-        # Whoever asks once reads one tensor: all others are not worth looking at.
-        self._asked.append(stored_name)
-        names = [stored_name, *(other for other, name in self.manifest.aliases.items() if name == stored_name)]
-        found = (tree.first_tag(text, names, ("tensor", "array")) for text in self.manifest.trees.texts())
-        return next(filter(None, found), "array")
-
-    @cached_property
-    def _asked(self) -> list[str]:
-        return []
-
-    @cached_property
-    def _saved_as(self) -> dict[str, str]:
-        """The first reference to a tensor decides; an alias counts as the name it is stored under."""
-        found: dict[str, str] = {}
-        aliases = self.manifest.aliases
-        for node in self.manifest.trees.nodes():
-            for tag, name in tree.references(node):
-                if tag in ("tensor", "array"):
-                    found.setdefault(aliases.get(name, name), tag)
-        return found
+        return self._origins.of(stored_name)
 
     @cached_property
     def stored(self) -> StoredTensors:

@@ -97,8 +97,9 @@ def references(node: Node) -> Iterator[tuple[str, str]]:
 def first_tag(text: bytes, names: Iterable[str], tags: Iterable[str]) -> str | None:
     """Return which of ``tags`` the first reference to a tensor of one of ``names`` has; None if there is none.
 
-    For one question only: it searches the compact text of a node, which takes a fraction of the time of a walk. In
-    JSON ``{"`` and a name begin an object, never anything within a string, where quotes are escaped.
+    For one question only: it searches the text of a node, which takes a fraction of the time of a walk. The text has
+    to be as ``msgspec.json.encode`` writes it: names that are spelled in another way are not found. In JSON ``{"`` and
+    a name begin an object, never anything within a string, where quotes are escaped.
     """
     words = [msgspec.json.encode(name) for name in names]
     forms = [

@@ -7,18 +7,19 @@ every value. So texts stay texts until somebody asks. That they refer only to wh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from ckptfmt.errors import FormatError
 from ckptfmt.format.tree_nodes import REFERENCE_TAGS
 from ckptfmt.format.tree_scalars import Node
-from ckptfmt.format.tree_walk import mark_name, parse_node
+from ckptfmt.format.tree_walk import first_tag, mark_name, parse_node
 from ckptfmt.format.tree_walk import marks as find_marks
+from ckptfmt.format.tree_walk import references as references_below
 
 
 class Trees(msgspec.Struct, kw_only=True):
@@ -32,16 +33,24 @@ class Trees(msgspec.Struct, kw_only=True):
         yield self.common
         yield from chain.from_iterable(slots.values() for slots in self.per_rank.values())
 
-    def texts(self) -> Iterator[bytes]:
-        """Yield the compact JSON of ``nodes``."""
-        return map(msgspec.json.encode, self.nodes())
+    def references(self) -> Iterator[tuple[str, str]]:
+        """Yield (tag, name) of every reference to a tensor, in the order of ``nodes``."""
+        for node in self.nodes():
+            yield from ((tag, name) for tag, name in references_below(node) if tag in REFERENCE_TAGS)
+
+    def first_tag(self, names: Collection[str], tags: Collection[str]) -> str | None:
+        """Return which of ``tags`` the first reference to a tensor of one of ``names`` has; None if there is none."""
+        return next((tag for tag, name in self.references() if tag in tags and name in names), None)
 
 
 class TreeTexts(Trees, frozen=True, dict=True, eq=False):  # type: ignore[misc]
     """Trees that were stored as these texts (``msgspec.Raw``), each read strictly, once, when somebody asks for it.
 
-    Asking raises ``FormatError`` for what is no tree.
+    Asking raises ``FormatError`` for what is no tree. Its references are known without: those of a text that
+    ``refer_only_to`` has proven stand in it as they are, and all others are values already.
     """
+
+    _is_proven: ClassVar[bool] = False
 
     @cached_property  # type: ignore[misc]
     def common(self) -> Node:
@@ -69,8 +78,20 @@ class TreeTexts(Trees, frozen=True, dict=True, eq=False):  # type: ignore[misc]
         found: Mapping[str, Mapping[str, msgspec.Raw]] = Trees.per_rank.__get__(self)  # type: ignore[attr-defined]
         return found
 
-    def texts(self) -> Iterator[bytes]:
-        """Yield the texts as they are stored. Compact if ``refer_only_to`` could tell."""
+    def references(self) -> Iterator[tuple[str, str]]:
+        if not self._is_proven:
+            yield from super().references()
+            return
+        for window in chain.from_iterable(map(_windows, self._texts())):
+            yield from _TAGGED_REFERENCE.findall(window)
+
+    def first_tag(self, names: Collection[str], tags: Collection[str]) -> str | None:
+        if not self._is_proven:
+            return super().first_tag(names, tags)
+        return next(filter(None, (first_tag(text, names, tags) for text in self._texts())), None)
+
+    def _texts(self) -> Iterator[bytes]:
+        """Yield the texts as they are stored, in the order of ``nodes``."""
         yield self._common_text()
         for slots in self.slot_texts().values():
             yield from map(bytes, slots.values())
@@ -78,15 +99,20 @@ class TreeTexts(Trees, frozen=True, dict=True, eq=False):  # type: ignore[misc]
     def refer_only_to(self, names: Mapping[str, object]) -> bool:
         """Whether it is certain that these are trees, all of whose references exist. False: look at every value."""
         slots = frozenset(chain.from_iterable(self.slot_texts().values()))
-        texts = self.texts()
-        return _refers_only_to(next(texts), names, slots) and all(
+        texts = self._texts()
+        proven = _refers_only_to(next(texts), names, slots) and all(
             _refers_only_to(text, names, frozenset()) for text in texts
         )
+        vars(self)["_is_proven"] = proven
+        return proven
 
 
 _TAGS: Final = "|".join(sorted(REFERENCE_TAGS))
-_REFERENCE: Final = re.compile(r'\{"(?:%s)":\[?"([^"]*)"(?:\}|,"[^"]*"\]\})' % _TAGS)  # noqa: UP031
+_NAME: Final = r'":\[?"([^"]*)"(?:\}|,"[^"]*"\]\})'
+_REFERENCE: Final = re.compile(r'\{"(?:%s)%s' % (_TAGS, _NAME))  # noqa: UP031
 """A reference, which may have one flag: the tensor's name."""
+_TAGGED_REFERENCE: Final = re.compile(r'\{"(%s)%s' % (_TAGS, _NAME))  # noqa: UP031
+"""The same: its tag, and the tensor's name."""
 _OTHER: Final = re.compile(r'\{"(?!(?:%s)")([a-z_]+)":' % _TAGS)  # noqa: UP031
 """The tag of any other object."""
 _SLOT: Final = re.compile(r'\{"per_rank":"([^"]*)"\}')
@@ -102,21 +128,23 @@ def _refers_only_to(text: bytes, names: Mapping[str, object], slots: frozenset[s
     """
     if b"\\" in text:
         return False
+    try:
+        return all(_is_sound(window, names, slots) for window in _windows(text))
+    except UnicodeDecodeError:
+        return False
+
+
+def _windows(text: bytes) -> Iterator[str]:
+    """Yield ``text`` piece by piece: what is found in one is forgotten before more memory is needed."""
     begin = 0
-    while begin < len(text):  # by windows: what is found in one is forgotten before more memory is needed
+    while begin < len(text):
         end = text.find(b'{"', begin + _WINDOW_BYTES)
         end = len(text) if end < 0 else end
-        try:
-            window = text[begin:end].decode("utf-8")
-        except UnicodeDecodeError:
-            return False
-        if not _is_proven(window, names, slots):
-            return False
+        yield text[begin:end].decode("utf-8")
         begin = end
-    return True
 
 
-def _is_proven(window: str, names: Mapping[str, object], slots: frozenset[str]) -> bool:
+def _is_sound(window: str, names: Mapping[str, object], slots: frozenset[str]) -> bool:
     found, others = _REFERENCE.findall(window), _OTHER.findall(window)
     if not len(found) + len(others) == window.count("{") == window.count(":"):
         return False

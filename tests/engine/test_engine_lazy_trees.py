@@ -43,8 +43,32 @@ def test_a_state_that_is_none_is_refused_before_a_restore_writes(tmp_path: Path,
 
 
 def test_its_tensors_can_still_be_read_by_name(tmp_path: Path, no_state: None) -> None:
-    ckptfmt.save({"w": np.arange(6), "n": 41}, tmp_path)
+    state = {"w": np.arange(6), "n": 41, "b": np.ones(3, np.float32), "e": np.zeros(0)}
+    ckptfmt.save(state, f"{tmp_path}#run")
     with ckptfmt.open(tmp_path, mode="r") as repository:
-        (run,) = repository.runs()
-        generation = repository.latest(run if isinstance(run, str) else run.name)
-        np.testing.assert_array_equal(generation["w"].read(), np.arange(6))
+        generation = repository.latest("run")
+        for name in ("w", "w", "b", "e", "w", "b"):
+            np.testing.assert_array_equal(generation[name].read(), state[name])
+        with pytest.raises(FormatError, match=r"the state is not valid.*its tensors can still be read by name"):
+            generation.load()
+
+
+@pytest.mark.parametrize(
+    "new", [rb'{"tensor":"\u0077"}', rb'{"t\u0065nsor":"w"}', b'{"tensor": "w"}', b'{"tensor":"w"}']
+)
+def test_who_asks_first_is_told_the_same_as_who_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: bytes
+) -> None:
+    """Also where another writer spells the reference in another way."""
+
+    def decode(stored: bytes) -> Manifest:
+        text = zstandard.ZstdDecompressor().decompress(stored)
+        assert b'{"array":"w"}' in text
+        return decode_manifest(zstandard.compress(text.replace(b'{"array":"w"}', new)))
+
+    monkeypatch.setattr(opened, "decode_manifest", decode)
+    ckptfmt.save({"w": np.arange(6), "b": np.ones(3)}, f"{tmp_path}#run")
+    with ckptfmt.open(tmp_path, mode="r") as repository:
+        found = repository.latest("run")._opened
+        assert [found.saved_as("w") for _ in range(3)] == ["tensor"] * 3
+        assert found.saved_as("b") == "array"

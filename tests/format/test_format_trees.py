@@ -102,6 +102,39 @@ def test_what_is_not_proven_is_looked_at() -> None:
             check_references(TreeTexts(common=raw(common), per_rank={"0": {"s": raw(slot)}}), {"w": None}, "x")
 
 
+@pytest.mark.parametrize("window", [7, 1 << 16])
+@pytest.mark.parametrize(
+    "last", [b'{"tensor":"w"}', rb'{"tensor":"\u0077"}', b'{"stored_bytes": "w"}', b'{"per_rank":"s"}']
+)
+def test_references_are_told_from_the_text_as_from_its_values(
+    monkeypatch: pytest.MonkeyPatch, window: int, last: bytes
+) -> None:
+    monkeypatch.setattr("ckptfmt.format.trees._WINDOW_BYTES", window)
+    pairs = [
+        ["a", {"array": "b"}],
+        ["é", {"tensor": ["é", "parameter"]}],
+        ["l", [{"tensor": "b"}, {"tuple": []}]],
+        ["z", 0],
+    ]
+    common = msgspec.json.encode({"dict": pairs}).replace(b'"z",0', b'"z",%b' % last)
+    text = TreeTexts(common=raw(common), per_rank={"0": {"s": raw({"array": "w"})}})
+    check_references(text, NAMES, "x")
+    values = Trees(common=text.common, per_rank=text.per_rank)
+    assert list(text.references()) == list(values.references())
+    assert list(text.references())[:3] == [("array", "b"), ("tensor", "é"), ("tensor", "b")]
+    for names in (["w"], ["b"], ["é"], ["w", "é"], [","], []):
+        assert text.first_tag(names, ["tensor", "array"]) == values.first_tag(names, ["tensor", "array"])
+    assert text.first_tag(["b"], ["tensor"]) == "tensor"
+
+
+def test_references_of_a_proven_text_are_told_though_it_is_no_tree() -> None:
+    text = TreeTexts(common=raw(b'[%s,{"tensor":"w"}]' % (b"7" * 5000)))
+    check_references(text, NAMES, "x")
+    assert list(text.references()) == [("tensor", "w")]
+    with pytest.raises(FormatError, match="the state"):
+        _ = text.common
+
+
 def test_both_ways_agree_on_bent_trees() -> None:
     text = msgspec.json.encode(fix.manifest())
     rng = random.Random(5)
