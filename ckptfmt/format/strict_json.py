@@ -26,8 +26,8 @@ def unique(pairs: Pairs) -> dict[str, Any]:
     return members
 
 
-_MAY_OVERFLOW: Final = re.compile(rb"[0-9]{300}|[0-9][eE]\+?[0-9]{3}")
-"""What a number beyond the range of a float needs to have."""
+_MAY_OVERFLOW: Final = re.compile(rb"[0-9]{200}|[0-9][eE]\+?[0-9]{3}")
+"""What a number beyond the range of a float (1.8e308) needs to have: with an exponent of two digits 210 digits."""
 
 
 def _finite(digits: str) -> float:
