@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from forked import at_once
 
 from ckptfmt.catalog.open import open_catalog
 from ckptfmt.catalog.sqlite import lock_holders
@@ -20,18 +21,13 @@ from ckptfmt.testing.catalogs import REPOSITORY, Job, MakeCatalog, RawSql
 # Imported once, forked eight times. Nothing here survives a power cut, so commits do not wait for the disk: that
 # leaves the locks more to do.
 _WORKERS = """
-import os, sys, traceback
+import sys
 import ckptfmt.catalog.sql
 from ckptfmt.catalog.open import open_catalog
-from ckptfmt.catalog.sqlite import SqliteSessions
 from ckptfmt.testing.catalog_job import REPOSITORY, Job
+from forked import at_once
+from quick_catalogs import quick_catalogs
 url, workers, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-connect = SqliteSessions._connect
-
-def connect_quickly(self, *args):
-    connection = connect(self, *args)
-    connection.execute("PRAGMA synchronous=OFF")
-    return connection
 
 def work(number):
     catalog = open_catalog(url, repository=REPOSITORY, display_url="/ckpts", mode="w", create=False)
@@ -40,28 +36,15 @@ def work(number):
         generation = job.begin(step)
         catalog.abort(generation.id, stage="persist", rank=0, reason="test", fence=job.fence)
 
-SqliteSessions._connect = connect_quickly
-children = []
-for number in range(workers):
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work(number)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    children.append(child)
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+with quick_catalogs():
+    at_once(work, workers)
 """
 
 
 def _spawn(code: str, *args: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", code, *map(str, args)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def _finish(processes: list[subprocess.Popen[str]]) -> None:
@@ -154,19 +137,13 @@ sys.stdin.read()
 def test_forked_children_have_connections_of_their_own(make_catalog: MakeCatalog) -> None:
     catalog = make_catalog()
     catalog.ensure_run("parent", "parent-1")
-    children = []
-    for number in range(4):
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                for step in range(5):
-                    Job.start(catalog, f"run-{number}-{step}", pid=os.getpid()).aborted(step)
-                status = 0
-            finally:
-                os._exit(status)
-        children.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+
+    def work(number: int) -> int:
+        for step in range(5):
+            Job.start(catalog, f"run-{number}-{step}", pid=os.getpid()).aborted(step)
+        return os.getpid()
+
+    children = at_once(work, 4)
     assert len(catalog.generations()) == 20
     actors = {event.actor.rpartition(":")[2] for event in catalog.events() if event.kind == "abort"}
     assert actors == {str(pid) for pid in children}

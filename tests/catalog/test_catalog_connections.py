@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import in_child
 
 from ckptfmt.catalog.sqlite import SqliteSessions
 from ckptfmt.errors import CatalogError
@@ -141,20 +142,16 @@ def test_no_descriptor_stays(database: Path, end: str) -> None:
     assert _descriptors(database) == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_nothing_is_open_across_a_fork(make_catalog: MakeCatalog, database: Path) -> None:
     catalog = make_catalog()
     job = Job.start(catalog)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            inherited = _descriptors(database)
-            catalog.ensure_run("child", "child-1")
-            catalog.close()
-            code = 2 if inherited else 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def work() -> int:
+        inherited = _descriptors(database)
+        catalog.ensure_run("child", "child-1")
+        catalog.close()
+        return inherited
+
+    assert in_child(work) == 0
     assert {run.name for run in catalog.runs()} == {"child", "llama"}
     assert job.proven(1).proven_at is not None

@@ -5,9 +5,6 @@ The numbers are what was counted: if one falls, either the work has become less 
 
 from __future__ import annotations
 
-import json
-import os
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crash_places import FolderPlaces, MemoryPlaces, lose_catalog
+from forked import at_once
 
 from ckptfmt.catalog.reader import ReadOnlyCatalog
 from ckptfmt.catalog.sql import SqlCatalog
@@ -140,12 +138,10 @@ def test_whatever_ends_a_process_harms_nothing(points: CrashPoints, name: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_crash_point(tmp_path: Path, empty_catalog: Path, quick: None, name: str, tell: Tell) -> None:
     """Two processes share the work."""
-    share = [_in_child(lambda part=part: _part(tmp_path, empty_catalog, COUNTS[name], part)) for part in (0, 1)]  # type: ignore[misc]
-    told = [receive() for receive in share]
+    told = at_once(lambda part: _part(tmp_path, empty_catalog, COUNTS[name], part), 2)
     assert [problem for one in told for problem in one["problems"]] == []
     assert {name for one in told for name in one["reached"]} == set(told[0]["wanted"]) == set(told[1]["wanted"])
     tell(f"{told[0]['report']}, {sum(one['run'] for one in told)} run")
@@ -164,29 +160,6 @@ def _part(folder: Path, empty_catalog: Path, count: Count, part: int) -> dict[st
         "run": points.cases_run,
         "report": points.report().rpartition(",")[0],
     }
-
-
-def _in_child(work: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Start ``work`` in a forked process. Calling the answer waits for what it returned."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            found = work()
-        except BaseException:
-            found = {"problems": [traceback.format_exc()], "reached": [], "wanted": [], "run": 0, "report": ""}
-        with open(writer, "w") as pipe:
-            json.dump(found, pipe)
-        os._exit(0)
-    os.close(writer)
-
-    def receive() -> dict[str, Any]:
-        with open(reader) as pipe:
-            found: dict[str, Any] = json.load(pipe)
-        os.waitpid(child, 0)
-        return found
-
-    return receive
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])

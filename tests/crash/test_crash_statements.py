@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crash_places import FolderPlaces
+from forked import Forked
 
 from ckptfmt.catalog import upgrade
 from ckptfmt.catalog.revision import HEAD
@@ -23,8 +23,6 @@ from ckptfmt.testing.crash_checks import Examination
 from ckptfmt.testing.crash_life import Life
 from ckptfmt.testing.crash_points import CrashPoints
 from ckptfmt.testing.crash_scenarios import saving
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 class Statements:
@@ -54,18 +52,16 @@ class Statements:
 
     def killed(self, k: int, work: Callable[[], object]) -> bool:
         """Whether a child met the end at its ``k``-th statement."""
-        child = os.fork()
-        if child == 0:
-            try:
-                self.seen.clear()
-                self.kill_at = k
-                work()
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(0)
-        _, status = os.waitpid(child, 0)
-        return os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+        def body() -> None:
+            self.seen.clear()
+            self.kill_at = k
+            work()
+
+        answer, status = Forked(body).end()
+        if status > 0:
+            print(answer)
+        return status == -signal.SIGKILL
 
 
 @pytest.fixture

@@ -277,8 +277,8 @@ def under(part: str) -> Callable[[Call], bool]:
 
 def start_child(source: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
     """Start a Python child on ``source``; what it prints comes through a pipe."""
-    here = str(Path(__file__).parent)
-    prelude = f"import sys; sys.path.insert(0, {here!r})\n"
+    here = Path(__file__).parent
+    prelude = f"import sys; sys.path[:0] = {[str(here), str(here.parent)]!r}\n"
     return subprocess.Popen(
         [sys.executable, "-c", prelude + textwrap.dedent(source), *map(str, arguments)],
         stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import in_child
 from lifecycle_rig import Place, Process, chain_of, ended, state_of
 from torch import nn, optim
 
@@ -423,14 +424,14 @@ def test_a_forked_child_may_step(process: Process, gate: Gate) -> None:
         wanted = job.copied()
         pending = save(checkpointer, job.state)
         assert gate.reached.wait(10)
-        child = os.fork()
-        if child == 0:
+
+        def step() -> None:
             pending.before_update()
             for parameter in job.head.parameters():
                 parameter.grad = torch.ones_like(parameter)
             job.head_optimizer.step()
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        in_child(step)
         gate.open.set()
         job.update()
     assert_saved(process, process.row().id, wanted)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
+from forked import in_child
 from lifecycle_rig import Place, SqlFault, assert_state, chain_of, ended, named, run_child, state_of
 from test_lifecycle_exits import PRELUDE
 
@@ -230,19 +229,11 @@ def test_any_exception_of_the_catalog_fails_its_save_alone(place: Place, op: str
 
 
 # -- forks --------------------------------------------------------------------------------------------
-def _save_in_child(root: Path) -> NoReturn:
-    status = 1
-    try:
-        with ckptfmt.open(root) as own, own.checkpointer("child") as mine:
-            mine.save(state_of(2), step=2)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+def _save_in_child(root: Path) -> None:
+    with ckptfmt.open(root) as own, own.checkpointer("child") as mine:
+        mine.save(state_of(2), step=2)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize(("op", "name"), [("write_at", ""), ("create", "part.json"), ("create", "COMMIT.json")])
 def test_a_child_forked_in_the_middle_of_a_save_opens_and_saves_for_itself(root: Path, op: str, name: str) -> None:
     """FR-119, FR-120: with connections and descriptors of its own, while its parent's save goes on."""
@@ -256,11 +247,7 @@ def test_a_child_forked_in_the_middle_of_a_save_opens_and_saves_for_itself(root:
         assert pending is not None
         try:
             assert fault.reached.wait(20)
-            child = os.fork()
-            if child == 0:
-                _save_in_child(root)
-            _, ending = os.waitpid(child, 0)
-            assert os.waitstatus_to_exitcode(ending) == 0
+            in_child(lambda: _save_in_child(root))
         finally:
             hold.set()
         assert_state(pending.result(20).load(), 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked import in_child
 from lifecycle_rig import Place, Process, run_child, state_of
 
 import ckptfmt
@@ -162,23 +162,17 @@ def test_no_thread_of_a_save_is_a_daemon(place: Place) -> None:
 # -- forks --------------------------------------------------------------------------------------------
 def _in_child(what: Callable[[], Any]) -> str:
     """What a forked child says of ``what``: the error's name, or what it returned."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def say() -> str:
         try:
-            text = f"returned {what()!r}"
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(writer, text.encode()[:4000])
-        os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        text = pipe.read().decode()
-    os.waitpid(pid, 0)
-    return text
+            return f"returned {what()!r}"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    said: str = in_child(say)
+    return said
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_neither_saves_nor_waits_nor_closes(place: Place) -> None:
     hold = threading.Event()
     process = place.open(Fault("write_at", hold=hold))

@@ -8,18 +8,13 @@ import pytest
 from lifecycle_rig import run_child
 
 HAMMER = """
-import os, sys, time, traceback
+import os, sys, time
 import ckptfmt.catalog.sql
 from ckptfmt.catalog.open import open_catalog
-from ckptfmt.catalog.sqlite import SqliteSessions
 from ckptfmt.testing.catalog_job import REPOSITORY, Job
+from forked import at_once
+from quick_catalogs import quick_catalogs
 url, seconds, processes = f"sqlite:///{sys.argv[1]}", float(sys.argv[2]), int(sys.argv[3])
-connect = SqliteSessions._connect
-
-def connect_quickly(self, *args):
-    connection = connect(self, *args)
-    connection.execute("PRAGMA synchronous=OFF")
-    return connection
 
 def work(number):
     catalog = open_catalog(url, repository=REPOSITORY, display_url="/ckpts", mode="w", create=False)
@@ -37,24 +32,10 @@ def work(number):
         if saves % 5 == 0:
             job = job.taken_over()
     assert [found.step for found in reader.generations(run=run)] == list(reversed(range(saves)))
-    os.write(1, f"{saves}\\n".encode())  # in one piece
+    return saves
 
-SqliteSessions._connect = connect_quickly  # nothing here survives a power cut: the locks have the more to do
-children = []
-for number in range(processes):
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work(number)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    children.append(child)
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+with quick_catalogs():  # nothing here survives a power cut: the locks have the more to do
+    print(*at_once(work, processes))
 """
 
 

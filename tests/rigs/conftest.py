@@ -12,11 +12,16 @@ from rig_disks import Disk, Kind, MemoryFolder, RigError, hide_mounts
 from rig_needs import lacking, need_root, need_tools
 
 
+@pytest.fixture(autouse=True)
+def _system_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a user's PATH often lacks the tools that make file systems."""
+    monkeypatch.setenv("PATH", os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin")))
+
+
 @pytest.fixture(scope="session")
 def own_mounts() -> None:
     """What the rigs mount goes with this process, even if it is killed."""
     need_root("mount file systems")
-    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
     try:
         hide_mounts()
     except RigError as error:

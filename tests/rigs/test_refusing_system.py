@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig_children import in_child
+from forked import in_child
 from rig_disks import Disk, Switch
 from rig_needs import need_root
 from rig_saves import Saves, assert_tells, causes
