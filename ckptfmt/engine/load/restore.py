@@ -25,6 +25,7 @@ from ckptfmt.engine.load.window import fill_through_window
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import RestoreReport
+from ckptfmt.engine.stored import Stored
 from ckptfmt.engine.touch import address_of
 from ckptfmt.engine.transfer import copy_memory
 from ckptfmt.errors import CkptError, Mismatch
@@ -39,7 +40,8 @@ class RestoreOptions:
     rename: Rename | None = None
     atomic: bool = True
     host_bytes_max: int | None = None
-    """Bytes in which an atomic restore may hold what it read; more go through a window, as with ``atomic=False``."""
+    """Bytes in which an atomic restore may hold what it read; else live tensors are filled through a window, as with
+    ``atomic=False``. What is no live tensor, above all what ``load_state_dict`` takes, is held whole in any case."""
     rank: int = 0
 
 
@@ -113,27 +115,29 @@ def _execute(
     items = [builder.value(item.node) for item in plan.assigns]
     _check(plan, values)
     changed: list[str] = []
-    if options.atomic and _fits(plan, options):
+    if options.atomic and _fits(plan, entries, options):
         _fill(plan.fills, _verified(opened, plan.fills, arena))
     else:
         try:
             fill_through_window(opened, plan.fills, changed)
         except CkptError as error:
             if changed:
-                error.add_note(f"already changed (atomic=False): {', '.join(changed)}")
+                error.add_note(f"already changed: {', '.join(changed)}")
             raise
     changed = [fill.path for fill in plan.fills]
     _apply(plan, values, items, changed)
     return sum(fill.row.nbytes for fill in plan.fills) + sum(entry.nbytes for entry in entries)
 
 
-def _fits(plan: RestorePlan, options: RestoreOptions) -> bool:
-    """Whether the bytes of all live tensors may lie in host memory at once."""
+def _fits(plan: RestorePlan, entries: Sequence[Stored], options: RestoreOptions) -> bool:
+    """Whether the bytes of all live tensors may lie in host memory at once, beside ``entries``, which do already.
+
+    Every stored tensor counts once: what is not above the limit in all never goes through the window.
+    """
     if options.host_bytes_max is None:
         return True
-    return (
-        sum({(fill.row.name, fill.row.rank): fill.row.nbytes for fill in plan.fills}.values()) <= options.host_bytes_max
-    )
+    held = {(row.name, row.rank): row.nbytes for row in (*entries, *(fill.row for fill in plan.fills))}
+    return sum(held.values()) <= options.host_bytes_max
 
 
 def _translated(item: Apply, value: Any) -> Any:
