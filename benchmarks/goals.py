@@ -170,16 +170,13 @@ def _memory(samples: Samples) -> Iterator[Goal]:
     }
     measured = samples.found["memory"]
     for way, (share, beyond) in allowed.items():
-        if way in measured:
-            over = [(one["peak"] - share * one["nbytes"]) / MIB for one in measured[way]]
-            yield Goal(5, f"memory of {way}, {beyond}", "MiB", 64.0, interval(over))
-    if "partial" in measured:
-        pairs = zip(measured["partial"], measured["save"], strict=True)
-        grown = [
-            one["stall"] / (plain["stall"] + one["sync_share"] * (plain["durable"] - plain["stall"]))
-            for one, plain in pairs
-        ]
-        yield Goal(5, "partial: stall / (stall + write of the synchronous part)", "", 1.25, interval(grown))
+        over = [(one["peak"] - share * one["nbytes"]) / MIB for one in measured[way]]
+        yield Goal(5, f"memory of {way}, {beyond}", "MiB", 64.0, interval(over))
+    grown = [
+        one["stall"] / (plain["stall"] + one["sync_share"] * (plain["durable"] - plain["stall"]))
+        for one, plain in zip(measured["partial"], measured["save"], strict=True)
+    ]
+    yield Goal(5, "partial: stall / (stall + write of the synchronous part)", "", 1.25, interval(grown))
 
 
 def _starts(samples: Samples) -> Iterator[Goal]:

@@ -25,8 +25,6 @@ from ckptfmt.measure import states
 from ckptfmt.measure.raw_files import drop_cache, fill_cache
 
 WAYS = ("in place, cold", "in place, warm", "afresh, cold", "afresh, warm")
-InPlace = Callable[[Path, State], None]
-Afresh = Callable[[Path], State]
 
 
 def prepare_saved(job: Job) -> dict[str, Any]:
@@ -40,11 +38,10 @@ def prepare_saved(job: Job) -> dict[str, Any]:
 
 
 def measure_loads(job: Job) -> dict[str, Any]:
-    """``count`` times each way that the contender has; ``ValueError`` if one gives other bytes than were saved."""
+    """``count`` times each of ``ways``; ``ValueError`` if one gives other bytes than were saved."""
     found: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
     digest = job.option("digest")
-    in_place, afresh = LOADERS[job.contender]
     live = build(job, fill=False)
     states.clear(live)  # its pages are there, as in a live model
 
@@ -58,7 +55,7 @@ def measure_loads(job: Job) -> dict[str, Any]:
             raise ValueError(f"{job.contender}, {name}: the load gave other bytes than were saved")
 
     def filled() -> State:
-        in_place(job.folder, live)
+        IN_PLACE[job.contender](job.folder, live)
         return live
 
     for _ in range(job.count):
@@ -67,7 +64,7 @@ def measure_loads(job: Job) -> dict[str, Any]:
                 states.clear(live)
                 timed(way, filled)
             else:
-                timed(way, lambda: afresh(job.folder))
+                timed(way, lambda: AFRESH[job.contender](job.folder))
     return {"seconds": found, "cpu": cpu}
 
 
@@ -163,19 +160,6 @@ def _dcp_in_place(folder: Path, live: State) -> None:
     dcp.load(live, checkpoint_id=folder / "0", no_dist=True)
 
 
-def _dcp_afresh(folder: Path) -> State:
-    """Into tensors that are made by what its metadata says."""
-    reader = FileSystemReader(folder / "0")
-    about = reader.read_metadata().state_dict_metadata
-    made = {
-        name: torch.empty(one.size, dtype=one.properties.dtype)
-        for name, one in about.items()
-        if isinstance(one, TensorStorageMetadata)
-    }
-    dcp.load(made, storage_reader=reader, no_dist=True)
-    return made
-
-
 def _dcp_one(folder: Path, name: str) -> tuple[float, torch.Tensor]:
     reader = FileSystemReader(folder / "0")
     about = reader.read_metadata().state_dict_metadata[name]
@@ -191,12 +175,14 @@ def _copy_into(live: State, loaded: State) -> None:
         tensor.copy_(loaded[name])
 
 
-LOADERS: dict[str, tuple[InPlace, Afresh]] = {
-    "ckptfmt": (_ckptfmt_in_place, _ckptfmt_afresh),
-    "torch.save": (_torch_in_place, _torch_afresh),
-    "safetensors": (_safetensors_in_place, _safetensors_afresh),
-    "DCP save": (_dcp_in_place, _dcp_afresh),
+IN_PLACE: dict[str, Callable[[Path, State], None]] = {
+    "ckptfmt": _ckptfmt_in_place,
+    "torch.save": _torch_in_place,
+    "safetensors": _safetensors_in_place,
+    "DCP save": _dcp_in_place,
 }
+AFRESH: dict[str, Callable[[Path], State]] = {"ckptfmt": _ckptfmt_afresh, "safetensors": _safetensors_afresh}
+"""Of those that a goal compares."""
 ONE_TENSOR_READERS = {
     "ckptfmt": _ckptfmt_one,
     "torch.save": _torch_one,

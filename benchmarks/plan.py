@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import tempfile
 import time
@@ -14,11 +13,9 @@ from typing import Any
 
 from benchmarks.contenders import SAVERS
 from benchmarks.job import Job, run_job
-from benchmarks.loading import LOADERS, WAYS
+from benchmarks.loading import AFRESH, IN_PLACE, WAYS
 from benchmarks.samples import Samples
 from benchmarks.starts import fill_catalog, measure_starts
-from ckptfmt.checkpointer import Checkpointer
-from ckptfmt.repository import Repository
 
 LIMITS = "raw limits"
 IN_GOALS = ("ckptfmt", "safetensors", "DCP async", "DCP async, cached")
@@ -31,11 +28,6 @@ ONCE = (("DCP async, cached", "small"),)
 SMALL_SAVERS = ("ckptfmt", "safetensors", "torch.save", "DCP async, cached")
 BESIDE_TRAINING = ("ckptfmt", "DCP async", "DCP async, cached")
 MEMORY_WAYS = ("save", "staged", "partial", "restore", "restore, atomic=False")
-OPTIONAL_WAYS: dict[str, tuple[Callable[..., Any], str]] = {
-    "staged": (Repository.checkpointer, "host_bytes_max"),
-    "partial": (Checkpointer.save, "sync"),
-}
-"""Measured where this ckptfmt has the parameter."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +110,10 @@ class Plan:
             kept.mkdir()
             self._run("limits.prepare_file", LIMITS, state, folder=_made(kept / LIMITS))
             self._saved[state] = {
-                name: self._run("loading.prepare_saved", name, state, folder=_made(kept / name)) for name in LOADERS
+                name: self._run("loading.prepare_saved", name, state, folder=_made(kept / name)) for name in IN_PLACE
             }
         saved = self._saved[state]
-        for contender in _in_turn([LIMITS, *LOADERS], turn):
+        for contender in _in_turn([LIMITS, *IN_PLACE], turn):
             if contender in IN_FEW_ROUNDS and turn >= FEW_ROUNDS:
                 continue
             count = self._scale.pairs if contender in (LIMITS, *IN_GOALS) else 1
@@ -137,7 +129,7 @@ class Plan:
             self._one_tensor(kept, saved, turn)
 
     def _one_tensor(self, kept: Path, saved: dict[str, Any], turn: int) -> None:
-        for contender in _in_turn([*LOADERS], turn) * self._scale.pairs:
+        for contender in _in_turn([*IN_PLACE], turn) * self._scale.pairs:
             about = tuple(saved[contender]["one"].items())
             folder = kept / contender
             sample = self._run("loading.measure_one_tensor", contender, "small", folder=folder, options=about)
@@ -168,7 +160,7 @@ class Plan:
             self.samples.add("interference", contender, sample)
 
     def _memory(self, turn: int) -> None:
-        for way in _in_turn([way for way in MEMORY_WAYS if _offered(way)], turn):
+        for way in _in_turn(MEMORY_WAYS, turn):
             with self._place() as folder:
                 if way.startswith("restore"):
                     self._run("loading.prepare_saved", "ckptfmt", "part", folder=folder)
@@ -221,19 +213,9 @@ def _tell(text: str) -> None:
 
 def _ways_of(contender: str, state: str) -> tuple[str, ...]:
     """Ways to load: all where a goal compares them, else in place, and of the small state only cold."""
-    if contender in IN_GOALS:
+    if contender in AFRESH:
         return WAYS
     return WAYS[:1] if state == "small" else WAYS[:2]
-
-
-def _offered(way: str) -> bool:
-    if way not in OPTIONAL_WAYS:
-        return True
-    method, parameter = OPTIONAL_WAYS[way]
-    if parameter in inspect.signature(method).parameters:
-        return True
-    _tell(f"  not measured: {way}, since this ckptfmt has no {parameter}")
-    return False
 
 
 def _made(folder: Path) -> Path:

@@ -17,10 +17,6 @@ class Samples:
     def add(self, group: str, contender: str, sample: Sample) -> None:
         self.found.setdefault(group, {}).setdefault(contender, []).append(sample)
 
-    def count(self, group: str, contender: str) -> int:
-        """Processes so far."""
-        return len(self.found.get(group, {}).get(contender, ()))
-
     def of(self, group: str, contender: str, pick: Callable[[Sample], list[float]]) -> list[float]:
         """What ``pick`` takes from each process, one after the other."""
         return [value for sample in self.found[group][contender] for value in pick(sample)]
