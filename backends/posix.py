@@ -157,9 +157,9 @@ class PosixBackend:
 
     def map_cached(self, key: str, offset: int, memory: memoryview) -> MappedRange | None:
         path = self._folders.object_path(key, "read")
+        if not self.traits.local:
+            return None
         with translated("read", path):
-            if not self._folders.is_local():
-                return None
             return map_cached(path, offset, memory, self._sys)
 
     def read(self, key: str, *, limit: int) -> bytes:

@@ -106,12 +106,6 @@ def _grouped(boxes: Sequence[StoredBox]) -> list[list[StoredBox]]:
     return groups
 
 
-def box_view(memory: memoryview, region: Region, box: StoredBox) -> memoryview:
-    """The bytes of ``box`` in the memory that ``read_regions`` filled."""
-    begin = region.memory_offset + box.offset - region.start
-    return memory[begin : begin + box.nbytes]
-
-
 def show_regions(backend: Backend, plan: ReadPlan) -> Shown | None:
     """Show all regions of ``plan`` without a copy, where the host has every byte of them in memory already.
 
