@@ -1,4 +1,4 @@
-"""Times as SQLAlchemy sees them: the column type, and the database's clock in an expression."""
+"""Times as SQLAlchemy sees them: the column type."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import DateTime, Dialect, String
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from ckptfmt.catalog.clock import POSTGRESQL_NOW, SQLITE_NOW, moment_or_none, to_text
+from ckptfmt.catalog.clock import moment_or_none, to_text
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -34,20 +31,3 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         return moment_or_none(value)
-
-
-class database_now(FunctionElement[datetime]):
-    """The database's clock at the moment of evaluation (not the transaction's start)."""
-
-    type = UtcDateTime()
-    inherit_cache = True
-
-
-@compiles(database_now)
-def _now(element: database_now, compiler: SQLCompiler, **kw: Any) -> str:
-    return POSTGRESQL_NOW
-
-
-@compiles(database_now, "sqlite")
-def _now_sqlite(element: database_now, compiler: SQLCompiler, **kw: Any) -> str:
-    return SQLITE_NOW

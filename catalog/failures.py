@@ -11,6 +11,7 @@ from typing import Final
 from ckptfmt.catalog.location import sqlite_path
 from ckptfmt.catalog.shortage import Shortage, behind_a_refusal, no_room
 from ckptfmt.errors import CatalogError
+from ckptfmt.ports.catalog import DAMAGED
 
 _BUSY_CODES: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _ADVICE: Final = {
@@ -24,8 +25,8 @@ _ADVICE: Final = {
     ),
 }
 _KINDS: Final = {
-    sqlite3.SQLITE_CORRUPT: "catalog_damaged",
-    sqlite3.SQLITE_NOTADB: "catalog_damaged",
+    sqlite3.SQLITE_CORRUPT: DAMAGED,
+    sqlite3.SQLITE_NOTADB: DAMAGED,
     sqlite3.SQLITE_READONLY: "catalog_read_only",
     sqlite3.SQLITE_IOERR: "catalog_io",
 }
@@ -93,7 +94,8 @@ def _translate(error: Exception, url: str) -> CatalogError:
         return CatalogError(
             f"catalog {url} failed ({text}): {shortage.advice}", kind=shortage.kind, transient=shortage.transient
         )
-    if code == sqlite3.SQLITE_ERROR and "no such" in text:
+    incomplete = code == sqlite3.SQLITE_ERROR and "no such" in text
+    if incomplete:
         advice = "its schema is incomplete: run `ckptfmt db check`"
     elif _full_code(error) == sqlite3.SQLITE_IOERR_WRITE:  # so SQLite calls EDQUOT, too
         advice = f"check the quota; {_ADVICE[sqlite3.SQLITE_IOERR]}"
@@ -101,7 +103,9 @@ def _translate(error: Exception, url: str) -> CatalogError:
         advice = _ADVICE.get(code or 0, "run `ckptfmt db check`")
     # A failed read may pass. A full disk does not by itself, and a damaged or foreign file never.
     transient = code == sqlite3.SQLITE_IOERR
-    kind = "catalog" if _full_code(error) == sqlite3.SQLITE_READONLY_DBMOVED else _KINDS.get(code or 0, "catalog")
+    kind = DAMAGED if incomplete else _KINDS.get(code or 0, "catalog")
+    if _full_code(error) == sqlite3.SQLITE_READONLY_DBMOVED:
+        kind = "catalog"
     return CatalogError(f"catalog {url} failed ({text}): {advice}", kind=kind, transient=transient)
 
 

@@ -43,7 +43,7 @@ def commit(tx: Transaction, generation_id: int, *, fence: int) -> GenerationReco
         tx.update("runs", "id = :run", {"next_commit_seq": seq + 1}, run=run.id)
         values = {"commit_seq": seq, "epoch": tx.epoch(), "commit_fence": fence, "committed_at": tx.now()}
         move(tx, run, row, "commit", values, {"commit_seq": seq, "epoch": values["epoch"], "fence": fence})
-        _give_tags(tx, run, row)
+        give_tags(tx, run, row)
     return queries.by_id(tx.session, tx.repository_id, generation_id)
 
 
@@ -102,7 +102,7 @@ def adopt(tx: Transaction, generation_id: int, facts: AdoptFacts, *, fence: int)
         tx.update("runs", "id = :run", {"next_commit_seq": facts.commit_seq + 1}, run=run.id)
     move_adopted(tx, run, row, facts, fence=fence)
     packs.refer(tx, run, row, facts.durable.packs)
-    _give_tags(tx, run, row)
+    give_tags(tx, run, row)
     return queries.by_id(tx.session, tx.repository_id, generation_id)
 
 
@@ -208,7 +208,7 @@ def _not_committable(row: GenerationRecord) -> Conflict:
     )
 
 
-def _give_tags(tx: Transaction, run: RunRecord, row: GenerationRecord) -> None:
+def give_tags(tx: Transaction, run: RunRecord, row: GenerationRecord) -> None:
     """Move the save's tags here, unless a later commit has them already (an adoption may come late)."""
     found = tx.session.rows("SELECT tags FROM saves WHERE generation_id = :generation", generation=row.id)
     names = [name for (stored,) in found for name in from_json(stored)]

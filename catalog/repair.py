@@ -15,14 +15,12 @@ from ckptfmt.catalog.location import display, sqlite_path
 from ckptfmt.catalog.queries import identity
 from ckptfmt.catalog.revision import require_head, stored_revision
 from ckptfmt.catalog.sqlite import SqliteSessions
-from ckptfmt.catalog.upgrade import check, sync_folder
+from ckptfmt.catalog.upgrade import examine, sync_folder
 from ckptfmt.errors import CatalogError, Conflict
-from ckptfmt.ports.catalog import UNWRITABLE
+from ckptfmt.ports.catalog import DAMAGED
 
 _SIDECARS: Final = ("", "-journal", "-wal", "-shm")
 """What SQLite keeps beside a database. A journal that is left behind would be rolled back into the next one."""
-
-_NOT_DAMAGE: Final = UNWRITABLE | {"catalog_foreign", "catalog_older", "catalog_newer"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,11 @@ class Condition:
 
 
 def condition(url: str) -> Condition:
-    """Look at a catalog's file. Raises ``CatalogError`` for a database of something else, or of another schema."""
+    """Look at a catalog's file. Only what is broken, missing or changed of ours is damage.
+
+    Raises ``CatalogError`` for a database of something else, or of another schema, and where nothing is established:
+    it is locked, the disk fails, or it may not be read.
+    """
     path = sqlite_path(url)
     if not path.exists():
         return Condition("absent")
@@ -46,12 +48,12 @@ def condition(url: str) -> Condition:
                 return Condition("empty", "it holds nothing")
             require_head(revision, shown)
             identity.identity(snapshot)
+        damage = [problem.text for problem in examine(url) if not problem.foreign]
     except CatalogError as error:
-        if error.transient or error.kind in _NOT_DAMAGE:
+        if error.kind != DAMAGED:
             raise
         return Condition("damaged", str(error))
-    problems = check(url).problems
-    return Condition("damaged", "; ".join(problems)) if problems else Condition("sound")
+    return Condition("damaged", "; ".join(damage)) if damage else Condition("sound")
 
 
 def other_repositories(url: str, repository: str) -> list[str]:

@@ -178,7 +178,10 @@ def _known(tx: Transaction, run: RunRecord, row: GenerationRecord, one: ProvenGe
             if row.state in OPEN_STATES:  # else no launch could ever settle it
                 _aborted(tx, run, row, replace(one, aborted=reason, swept=False))
             return _leave_out(tx, run, one, reason)
-        return _told(_committed(tx, run, row, one.adoption, one), "adopted", one.quarantine or "")
+        row = _committed(tx, run, row, one.adoption, one)
+        if row.state is State.COMMITTED:
+            generations.give_tags(tx, run, row)
+        return _told(row, "adopted", one.quarantine or "")
     if not committed and row.state in OPEN_STATES:
         return _told(_aborted(tx, run, row, replace(one, swept=False)), "aborted", one.aborted or "")
     if row.state is State.COMMITTED and (one.retired_at is not None or not committed):

@@ -62,8 +62,6 @@ def journal_mode(version: tuple[int, int, int]) -> Literal["wal", "delete"]:
 class SqliteSessions:
     """Transactions on one database file. Safe to use from any thread and in forked children."""
 
-    dialect: Final = "sqlite"
-
     def __init__(self, path: Path, *, mode: FileMode, busy_seconds: float = BUSY_SECONDS) -> None:
         self.path = path
         self.mode = mode

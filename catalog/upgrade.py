@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,15 @@ from ckptfmt.errors import CatalogError, InvalidInput, NotFound
 if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing in a database that is not as this library expects it."""
+
+    text: str
+    foreign: bool = False
+    """Somebody's own object beside ours: nothing is damaged by it."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +81,31 @@ def create_schema(url: str) -> None:
 
 
 def check(url: str) -> CatalogCheck:
-    """Compare the database with what this library expects; changes nothing."""
-    shown = display(url)
-    sessions = _existing(url, "ro")
+    """Compare the database with what this library expects, and tell also what kept it from being read; changes
+    nothing."""
     problems: list[str] = []
     revision: str | None = None
     try:
-        with translated(shown), sessions.read() as snapshot:
-            revision = stored_revision(snapshot, shown)
-            require_head(revision, shown)
-            problems += _integrity(snapshot)
-            problems += _objects(snapshot, "trigger", trigger_sql("sqlite"))
-            problems += _objects(snapshot, "view", view_sql("sqlite"))
-            problems += _drift(sessions)
+        revision = current(url)
+        problems.extend(problem.text for problem in examine(url))
     except CatalogError as error:
         problems.append(str(error))
-    return CatalogCheck(url=shown, revision=revision, problems=tuple(problems))
+    return CatalogCheck(url=display(url), revision=revision, problems=tuple(problems))
+
+
+def examine(url: str) -> Iterator[Problem]:
+    """Compare the database with what this library expects, one problem after the other. ``CatalogError`` where it
+    cannot be read, or is of another schema."""
+    shown = display(url)
+    sessions = _existing(url, "ro")
+    with translated(shown), sessions.read() as snapshot:
+        require_head(stored_revision(snapshot, shown), shown)
+        yield from _integrity(snapshot)
+        yield from _objects(snapshot, "trigger", trigger_sql("sqlite"))
+        yield from _objects(snapshot, "view", view_sql("sqlite"))
+        for name in sorted(set(snapshot.table_names()) - _tables() - {VERSION_TABLE}):
+            yield Problem(f"the table {name} is none of ckptfmt's; drop it", foreign=True)
+        yield from _drift(sessions)
 
 
 def backup(url: str, target: str | Path) -> Path:
@@ -144,38 +163,60 @@ def _existing(url: str, mode: Any) -> SqliteSessions:
     return SqliteSessions(path, mode=mode)
 
 
-def _integrity(snapshot: Snapshot) -> list[str]:
-    problems = [
-        f"damage: {line}; rebuild it from storage with `ckptfmt db rebuild`"
-        for (line,) in snapshot.rows("PRAGMA integrity_check")
-        if line != "ok"
-    ]
-    for row in snapshot.rows("PRAGMA foreign_key_check"):
-        problems.append(f"row {row[1]} of table {row[0]} refers to a missing row of {row[2]}; restore a backup")
-    return problems
+def _integrity(snapshot: Snapshot) -> Iterator[Problem]:
+    for (line,) in snapshot.rows("PRAGMA integrity_check"):
+        if line != "ok":
+            yield Problem(f"damage: {line}; rebuild it from storage with `ckptfmt db rebuild`")
+    for table in sorted(_tables() & set(snapshot.table_names())):
+        for _, row, parent, _ in snapshot.rows(f"PRAGMA foreign_key_check({table})"):
+            yield Problem(f"row {row} of table {table} refers to a missing row of {parent}; restore a backup")
 
 
-def _objects(snapshot: Snapshot, kind: str, wanted: dict[str, str]) -> list[str]:
+def _objects(snapshot: Snapshot, kind: str, wanted: dict[str, str]) -> Iterator[Problem]:
     found: dict[str, str] = dict(snapshot.rows("SELECT name, sql FROM sqlite_master WHERE type = :kind", kind=kind))
-    problems = [f"the {kind} {name} is missing; restore a backup" for name in wanted if name not in found]
+    for name in wanted:
+        if name not in found:
+            yield Problem(f"the {kind} {name} is missing; restore a backup")
     for name, sql in found.items():
         if name not in wanted:
-            problems.append(f"the {kind} {name} is none of ckptfmt's; drop it")
+            yield Problem(f"the {kind} {name} is none of ckptfmt's; drop it", foreign=True)
         elif sql != wanted[name]:
-            problems.append(f"the {kind} {name} was changed; restore a backup")
-    return problems
+            yield Problem(f"the {kind} {name} was changed; restore a backup")
 
 
-def _drift(sessions: SqliteSessions) -> list[str]:
+def _tables() -> Set[str]:
+    from ckptfmt.catalog.schema import metadata
+
+    return metadata.tables.keys()
+
+
+def _drift(sessions: SqliteSessions) -> Iterator[Problem]:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
+    from sqlalchemy.exc import NoSuchTableError
 
     from ckptfmt.catalog.schema import metadata
 
-    options = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
+    options = {
+        "version_table": VERSION_TABLE,
+        "compare_type": True,
+        "compare_server_default": True,
+        "include_name": lambda name, kind, _: kind != "table" or name in metadata.tables,
+    }
     with sessions.alembic(write=False) as connection:
-        changes = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
-    return [f"the schema drifted: {change}; restore a backup" for change in changes if not _is_identity(change)]
+        try:
+            changes = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+        except NoSuchTableError as error:  # one to which another one refers
+            yield Problem(f"the schema drifted: the table {error} is missing; restore a backup")
+            return
+    for change in changes:
+        if not _is_identity(change):
+            yield Problem(f"the schema drifted: {change}; restore a backup", foreign=_is_added(change))
+
+
+def _is_added(change: Any) -> bool:
+    """Whether the database has something that the schema has not. What was changed of ours is also to be added."""
+    return isinstance(change, tuple) and str(change[0]).startswith("remove_")
 
 
 def _is_identity(change: Any) -> bool:

@@ -7,13 +7,16 @@ from datetime import datetime
 from ckptfmt.catalog.clock import moment
 from ckptfmt.catalog.snapshot import Snapshot
 from ckptfmt.errors import CatalogError
+from ckptfmt.ports.catalog import DAMAGED
 from ckptfmt.ports.records import CatalogIdentity
 
 
 def identity(snapshot: Snapshot) -> CatalogIdentity:
     found = snapshot.rows("SELECT uuid, epoch FROM catalog_meta")
     if len(found) != 1:
-        raise CatalogError("the catalog does not say who it is (table catalog_meta): run `ckptfmt db check`")
+        raise CatalogError(
+            "the catalog does not say who it is (table catalog_meta): run `ckptfmt db check`", kind=DAMAGED
+        )
     return CatalogIdentity(*found[0])
 
 

@@ -7,7 +7,7 @@ catalog, also while others save. Costs one listing; an object is read only where
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckptfmt.engine import verdicts
@@ -16,9 +16,9 @@ from ckptfmt.engine.survey import RunSurvey, survey
 from ckptfmt.errors import CatalogBehind, FormatError
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.states import OPEN_STATES, State
+from ckptfmt.ports.catalog import States
 
 _NAMED_MAX = 10
-States = Mapping[str, tuple[State, int | None]]
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ def _proven(site: Site, folder: str, key: str, run_key: str) -> verdict.Commit |
         found = verdicts.read_commit(site.backend, folder)
     except FormatError:
         return None
-    if found is None or found.repository != site.repository or found.key != key:
+    if found is None or verdicts.why_elsewhere(found, site, run_key, key) is not None:
         return None
-    return found if layout.run_key(found.run) == run_key else None
+    return found
 
 
 def _is_retired(site: Site, folder: str, key: str) -> bool:

@@ -97,6 +97,16 @@ def belongs(found: verdict.Commit, site: Site, row: GenerationRecord) -> bool:
     return found.repository == site.repository and found.key == row.key and found.run == row.run
 
 
+def why_elsewhere(found: verdict.Commit, site: Site, run_key: str, key: str) -> str | None:
+    """Why a verdict does not speak of the folder ``runs/<run_key>/<key>`` in which it lies; None if it does."""
+    if found.repository != site.repository:
+        return f"its verdict is of another repository ({found.repository})"
+    if found.key != key:
+        return f"its verdict is that of generation {found.key}: a folder was copied under another name"
+    expected = layout.run_key(found.run)
+    return None if expected == run_key else f"its verdict is of run {found.run!r}, whose folder is {expected}"
+
+
 def check_belongs(found: verdict.Commit, key: str, folder: str) -> None:
     """Raise ``Corrupt`` if the verdict in ``folder`` is another generation's."""
     if found.key != key:

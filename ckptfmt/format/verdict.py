@@ -15,7 +15,7 @@ import msgspec
 
 from ckptfmt.errors import Corrupt, FormatError, InvalidInput, UnsupportedVersion
 from ckptfmt.format import checksum, strict_json
-from ckptfmt.format.layout import validate_plain_name
+from ckptfmt.format.layout import run_key, validate_plain_name
 
 FORMAT: Final = "ckptfmt"
 VERSION: Final = 1
@@ -127,7 +127,7 @@ def decode_claim(data: bytes) -> CatalogClaim:
 
 def decode_commit(data: bytes) -> Commit:
     """Return a verified commit record. ``Corrupt`` if its digest doesn't hold, ``UnsupportedVersion`` if it is newer,
-    else ``FormatError`` if it is no commit record."""
+    else ``FormatError`` if it is no commit record, also for a name that no run can have."""
     return _decode(data, Commit, "the commit record")
 
 
@@ -170,9 +170,18 @@ def _decode(data: bytes, type_: type[AnyObject], what: str) -> AnyObject:
     if missing:  # nothing goes without saying, not even the version
         raise FormatError(f"{what} lacks the members {missing}")
     found = strict_json.convert(value, type_, what)
+    if isinstance(found, Commit | Retired):
+        _check_run(found, what)
     if isinstance(found, Commit):
         _check_commit(found, what)
     return found
+
+
+def _check_run(value: Commit | Retired, what: str) -> None:
+    try:
+        run_key(value.run)
+    except InvalidInput as error:
+        raise FormatError(f"{what} is of no run: {error}") from error
 
 
 def _check_commit(value: Commit, what: str) -> None:

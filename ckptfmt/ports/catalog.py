@@ -38,6 +38,13 @@ UNWRITABLE: Final = frozenset({"catalog_full", "catalog_read_only", "catalog_fil
 failing disk."""
 
 
+DAMAGED: Final = "catalog_damaged"
+"""Kind of ``CatalogError`` that says: the database is broken, or something of ours in it is missing."""
+
+States = Mapping[str, tuple[State, int | None]]
+"""State and ``commit_seq`` of generations, by key."""
+
+
 class Catalog(Protocol):
     """The catalog of one repository."""
 
@@ -210,8 +217,8 @@ class Catalog(Protocol):
 
     def generation_by_key(self, key: str) -> GenerationRecord | None: ...
 
-    def states(self) -> dict[str, tuple[State, int | None]]:
-        """State and ``commit_seq`` of every generation of the repository, by key."""
+    def states(self) -> States:
+        """Of every generation of the repository."""
 
     def generations(
         self, *, run: str | None = None, states: Sequence[State] | None = None, limit: int | None = None

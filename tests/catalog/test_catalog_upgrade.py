@@ -6,7 +6,7 @@ import io
 import re
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing, redirect_stdout
+from contextlib import closing, redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
-from ckptfmt.catalog import upgrade
+from ckptfmt.catalog import repair, upgrade
 from ckptfmt.catalog.open import open_catalog
 from ckptfmt.catalog.revision import HEAD
 from ckptfmt.catalog.schema import metadata
@@ -129,7 +129,7 @@ def test_a_sound_catalog_has_no_problem(url: str, make_catalog: MakeCatalog) -> 
         ("DROP VIEW stalls", "view stalls is missing"),
         ("DROP INDEX ix_readers_generation_id", "drifted.*ix_readers_generation_id"),
         ("ALTER TABLE runs ADD COLUMN extra TEXT", "drifted.*extra"),
-        ("CREATE TABLE extra (x)", "drifted.*extra"),
+        ("CREATE TABLE extra (x)", "table extra is none of"),
         ("CREATE VIEW extra AS SELECT 1", "view extra is none of"),
         ("INSERT INTO tags VALUES (99, 'best', 99, 'now')", "row 1 of table tags refers to a missing row"),
         ("UPDATE ckptfmt_alembic_version SET version_num = '9999'", "upgrade ckptfmt"),
@@ -197,3 +197,68 @@ def test_backup_while_others_write(url: str, tmp_path: Path, make_catalog: MakeC
         target = upgrade.backup(url, tmp_path / f"copy-{number}.sqlite")
         copy = open_catalog(f"sqlite:///{target}", repository=REPOSITORY, display_url="/ckpts", mode="r", create=False)
         assert len(copy.generations()) == number + 1
+
+
+# -- what a rebuild would set aside ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "made",
+    [
+        "CREATE VIEW mine AS SELECT step FROM generations",
+        "CREATE VIEW mine AS SELECT * FROM nowhere",
+        "CREATE TABLE mine (x REFERENCES nowhere (y))",
+        "CREATE TABLE mine (run REFERENCES runs (name))",
+        "CREATE INDEX mine ON events (actor)",
+        "CREATE TRIGGER mine AFTER INSERT ON runs BEGIN SELECT 1; END",
+        "ALTER TABLE runs ADD COLUMN mine TEXT",
+    ],
+)
+def test_what_is_somebodys_own_is_told_and_no_damage(url: str, raw: RawSql, made: str) -> None:
+    raw(made, {})
+    (problem,) = upgrade.check(url).problems
+    assert "mine" in problem
+    assert repair.condition(url).state == "sound"
+
+
+@pytest.mark.parametrize("table", sorted(metadata.tables))
+def test_a_table_that_is_missing_is_damage(url: str, database: Path, table: str) -> None:
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        triggers = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for (name,) in triggers:
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute(f"DROP TABLE {table}")
+        for sql in trigger_sql("sqlite").values():
+            with suppress(sqlite3.OperationalError):  # those of the table itself
+                connection.execute(sql)
+    assert upgrade.check(url).problems
+    assert repair.condition(url).state == "damaged"
+
+
+@pytest.mark.parametrize(
+    "damage", ["DROP INDEX ix_readers_generation_id", "DROP VIEW stalls", "DELETE FROM catalog_meta"]
+)
+def test_what_is_missing_of_ours_is_damage(url: str, raw: RawSql, damage: str) -> None:
+    for name in trigger_sql("sqlite"):
+        if "catalog_meta" in name and "catalog_meta" in damage:
+            raw(f"DROP TRIGGER {name}", {})
+    raw(damage, {})
+    assert repair.condition(url).state == "damaged"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(sqlite3.SQLITE_BUSY, "catalog_busy"), (sqlite3.SQLITE_IOERR, "catalog_io")]
+)
+def test_what_passes_while_a_database_is_examined_is_no_damage(
+    url: str, monkeypatch: pytest.MonkeyPatch, code: int, kind: str
+) -> None:
+    """The first look finds it sound; then another process locks it, or the disk fails."""
+
+    def fail(snapshot: object) -> list[upgrade.Problem]:
+        error = sqlite3.OperationalError("refused")
+        error.sqlite_errorcode = code
+        raise error
+
+    monkeypatch.setattr(upgrade, "_integrity", fail)
+    with pytest.raises(CatalogError) as caught:
+        repair.condition(url)
+    assert (caught.value.kind, caught.value.transient) == (kind, True)
+    assert upgrade.check(url).problems == (str(caught.value),)

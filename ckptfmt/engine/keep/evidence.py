@@ -11,14 +11,13 @@ from ckptfmt.engine.opened import read_manifest
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.survey import RunSurvey, nbytes_of, survey
 from ckptfmt.engine.sweep import TOMBSTONES
-from ckptfmt.errors import BackendError, FormatError, InvalidInput, NotFound
+from ckptfmt.errors import BackendError, FormatError, NotFound
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.manifest import Manifest
 from ckptfmt.format.states import State
+from ckptfmt.ports.catalog import States
 from ckptfmt.ports.records import AdoptFacts, DurableFacts
 from ckptfmt.ports.restoration import ProvenGeneration, ProvenRun
-
-States = Mapping[str, tuple[State, int | None]]
 
 
 @dataclass
@@ -87,23 +86,11 @@ def _verdict(site: Site, run: RunSurvey, key: str, names: Mapping[str, int], fou
         return None
     if commit is None:
         return None
-    reason = _foreign(site, run, key, commit)
+    reason = verdicts.why_elsewhere(commit, site, run.run_key, key)
     if reason is not None:
         found.left_out[folder] = reason
         return None
     return commit
-
-
-def _foreign(site: Site, run: RunSurvey, key: str, commit: verdict.Commit) -> str | None:
-    if commit.repository != site.repository:
-        return f"its verdict is of another repository ({commit.repository})"
-    if commit.key != key:
-        return f"its verdict is that of generation {commit.key}: a folder was copied under another name"
-    try:
-        expected = layout.run_key(commit.run)
-    except InvalidInput as error:
-        return str(error)
-    return None if expected == run.run_key else f"its verdict is of run {commit.run!r}, whose folder is {expected}"
 
 
 def _weigh(
