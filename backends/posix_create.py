@@ -35,7 +35,11 @@ class Creation:
         self._sys: Final = syscalls
 
     def create(self, path: str, data: memoryview) -> None:
-        """Make ``path`` hold exactly ``data``; ``Conflict`` if it holds something else."""
+        """Make ``path`` hold exactly ``data``; ``Conflict`` if it holds something else.
+
+        Where there is no room to find out whether a beginning of ``data`` is all of another object or what a killed
+        writer left, the error is that there is no room.
+        """
         folder = os.path.dirname(path)
         temporary = os.path.join(folder, temporary_name())
         try:
@@ -44,6 +48,8 @@ class Creation:
             if error.errno not in NO_SPACE or not self._folders.stands(path):
                 raise
             # An object that is there needs no room: without this nobody could free any, since verdicts come first.
+            if self._is_beginning(path, data):
+                raise
             self._require_equal(path, data)
             return self._folders.sync(folder)
         try:
@@ -108,6 +114,13 @@ class Creation:
                 raise _occupied(path)
             self._write(descriptor, path, data, len(found))
             self._sys.fsync(descriptor)
+
+    def _is_beginning(self, path: str, data: memoryview) -> bool:
+        """Whether ``path`` holds less than ``data``, and nothing else."""
+        require_regular(self._sys.lstat(path), path)
+        with opened(self._sys, path, os.O_RDONLY | os.O_NOFOLLOW, writing=True) as descriptor:
+            found = self._beginning(descriptor, len(data))
+            return len(found) < len(data) and found == data[: len(found)]
 
     def _require_equal(self, path: str, data: memoryview) -> None:
         require_regular(self._sys.lstat(path), path)

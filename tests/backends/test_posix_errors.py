@@ -302,6 +302,28 @@ def test_an_object_that_is_there_needs_no_room(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+@pytest.mark.parametrize("left", [b"", b"who"])
+def test_what_a_killed_writer_left_is_no_conflict_on_a_full_disk(tmp_path: Path, left: bytes) -> None:
+    """Written in place, a beginning is completed once there is room: "choose another name" would be wrong advice."""
+    calls = WatchedSyscalls()
+    calls.fail("link", errno.EOPNOTSUPP)
+    calls.fail("rename_noreplace", errno.ENOSYS)
+    backend = PosixBackend(tmp_path, syscalls=calls)
+    (tmp_path / "x").write_bytes(left)
+    for name in ("pwrite", "open"):
+        calls.fail(name, errno.ENOSPC, path=".ckptfmt-tmp-", times=1)
+        with pytest.raises(OutOfSpace, match=r"create .*/x"):
+            backend.create("x", b"whole")
+        assert (tmp_path / "x").read_bytes() == left
+    backend.create("x", b"whole")
+    assert (tmp_path / "x").read_bytes() == b"whole"
+    calls.fail("open", errno.ENOSPC, path=".ckptfmt-tmp-")
+    for other in (b"who", b"whose", b"where!"):
+        with pytest.raises(Conflict, match="taken by other bytes"):
+            backend.create("x", other)
+    assert calls.left_open == []
+
+
 def test_a_folder_that_cannot_be_looked_at_is_no_file_in_the_way(tmp_path: Path) -> None:
     calls = WatchedSyscalls()
     backend = PosixBackend(tmp_path, syscalls=calls)

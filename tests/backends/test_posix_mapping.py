@@ -45,6 +45,12 @@ def place(tmp_path: Path, calls: WatchedSyscalls) -> PosixBackend:
     return backend
 
 
+def test_whether_the_disk_is_local_is_asked_once(place: PosixBackend, calls: WatchedSyscalls) -> None:
+    for _ in range(3):
+        assert place.map_cached("x", 0, fresh()[:NBYTES]) is not None
+    assert calls.trace("file_system_type") == []
+
+
 def test_a_cached_range_is_shown(place: PosixBackend, calls: WatchedSyscalls) -> None:
     memory = fresh()[: NBYTES - mmap.PAGESIZE]
     shown = place.map_cached("x", mmap.PAGESIZE, memory)
