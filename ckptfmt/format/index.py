@@ -117,13 +117,6 @@ class Index:
         """All rows of the name that stands in ``row``."""
         return self._several.get(self.manifest.tensors.name[row]) or [row]
 
-    def find(self, name: str, rank: int | None = None) -> TensorEntry:
-        """Return the tensor called ``name``; for a per-rank one, that of ``rank`` (None: of the only one).
-
-        ``NotFound`` if there is no such tensor, or not for this rank.
-        """
-        return self.entry(self.row(name, rank))
-
     def entries(self, name: str) -> list[TensorEntry]:
         """Return all tensors called ``name``: one, or one for each rank that keeps its own."""
         return [self.entry(i) for i in self._rows(self._last[self.canonical(name)])]

@@ -99,13 +99,8 @@ class Sound:
     manifest: Manifest
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the stored bytes of a manifest. Refuses (``FormatError``) one that a reader would refuse."""
-    return encode_sound(validate(manifest))
-
-
 def encode_sound(sound: Sound) -> bytes:
-    """Return the stored bytes of a manifest without checking it a second time."""
+    """Return the stored bytes of a manifest."""
     return zstandard.ZstdCompressor(level=3, write_checksum=False).compress(to_json(sound.manifest, "the manifest"))
 
 

@@ -48,7 +48,7 @@ def read_with_ckptfmt(root: pathlib.Path, run: str, *, rank: int = 0) -> tuple[v
 
 
 def array(index: Index, name: str, rank: int, folder: pathlib.Path) -> np.ndarray[Any, Any]:
-    entry = index.find(name, rank)
+    entry = index.entry(index.row(name, rank))
     row = dtypes.dtype(entry.dtype)
     # Raw bytes of one element where numpy has no such type, so that nothing depends on ml_dtypes here.
     whole = np.zeros((*entry.shape, row.itemsize), np.uint8)

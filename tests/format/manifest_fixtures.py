@@ -8,7 +8,8 @@ import msgspec
 import zstandard
 
 from ckptfmt.format import checksum
-from ckptfmt.format.manifest import Manifest, RankRow, Writer
+from ckptfmt.format.index import Index, TensorEntry
+from ckptfmt.format.manifest import Manifest, RankRow, Writer, encode_sound, validate
 from ckptfmt.format.part import Part
 from ckptfmt.format.tables import BoxTable, PackRow, TensorTable
 from ckptfmt.format.trees import Trees
@@ -98,7 +99,16 @@ def stored(value: Any) -> bytes:
     return zstandard.compress(value if isinstance(value, bytes) else msgspec.json.encode(value))
 
 
+def encoded(manifest: Manifest) -> bytes:
+    """Write as a saver does; ``FormatError`` for what a reader would refuse."""
+    return encode_sound(validate(manifest))
+
+
+def found(index: Index, name: str, rank: int | None = None) -> TensorEntry:
+    return index.entry(index.row(name, rank))
+
+
 def plain(value: Any) -> dict[str, Any]:
     """As plain JSON, to bend."""
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
-    return found
+    members: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    return members

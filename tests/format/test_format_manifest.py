@@ -13,15 +13,15 @@ import zstandard
 
 from ckptfmt.errors import FormatError, InvalidInput, NotFound, UnsupportedVersion, Unverifiable
 from ckptfmt.format.index import Index
-from ckptfmt.format.manifest import Manifest, decode_manifest, encode_manifest, manifest_digest
+from ckptfmt.format.manifest import Manifest, decode_manifest, manifest_digest
 from ckptfmt.format.tables import BoxTable, TensorTable
 
 
 def test_round_trip() -> None:
     value = fix.manifest()
-    data = encode_manifest(value)
+    data = fix.encoded(value)
     assert decode_manifest(data) == value
-    assert encode_manifest(decode_manifest(data)) == data
+    assert fix.encoded(decode_manifest(data)) == data
     assert len(manifest_digest(data)) == 32
     assert value.nbytes == 24 + 8 + 0 + 5
 
@@ -154,13 +154,13 @@ def test_neighbours_are_compared_past_empty_boxes() -> None:
 
 def test_a_writer_cannot_store_what_a_reader_would_refuse() -> None:
     with pytest.raises(FormatError, match="alias"):
-        encode_manifest(fix.manifest(aliases={"tied": "x"}))
+        fix.encoded(fix.manifest(aliases={"tied": "x"}))
     table = fix.tensors()
     table.name[1] = "\ud800"
     trees = fix.manifest().trees
     trees.common = None
     with pytest.raises(InvalidInput, match="JSON"):
-        encode_manifest(fix.manifest(tensors=table, trees=trees))
+        fix.encoded(fix.manifest(tensors=table, trees=trees))
 
 
 @pytest.mark.parametrize("at", ["top", "tensors", "tree", "pack"])
@@ -184,7 +184,7 @@ def test_bombs_and_torn_frames() -> None:
     with pytest.raises(FormatError, match="claims to unpack"):
         decode_manifest(bomb)
     assert time.perf_counter() - begin < 1
-    data = encode_manifest(fix.manifest())
+    data = fix.encoded(fix.manifest())
     for bad in (b"", data[:4], data[:-1], data + b"x", data + data, b"\x80\x04\x95pickle", b"{}"):
         with pytest.raises(FormatError):
             decode_manifest(bad)
@@ -208,7 +208,7 @@ def test_index() -> None:
     assert len(index) == 4
     assert "tied" in index
     assert "x" not in index
-    w = index.find("tied")
+    w = fix.found(index, "tied")
     assert (w.name, w.dtype, w.shape, w.kind, w.nbytes) == ("w", "float32", (2, 3), "sharded", 24)
     assert [(b.start, b.size, b.offset, b.nbytes) for b in w.boxes] == [
         ((0, 0), (1, 3), fix.HEAD, 12),
@@ -216,7 +216,7 @@ def test_index() -> None:
     ]
     assert b"".join(w.boxes[0].digests).hex() == fix.hexes(b"a" * 12)
     assert w.boxes[0].pack == fix.pack_row()
-    assert index.find("e").boxes[0].digests == ()
+    assert fix.found(index, "e").boxes[0].digests == ()
     assert index.canonical("tied") == "w"
 
 
@@ -251,21 +251,21 @@ def test_index_per_rank() -> None:
         getattr(boxes, column).append(item)
     boxes.digests.append(fix.hexes(b"ee"))
     ranks = [msgspec.structs.replace(fix.manifest().ranks[0], rank=rank) for rank in (0, 1)]
-    index = Index(decode_manifest(encode_manifest(fix.manifest(tensors=rows, boxes=boxes, ranks=ranks))))
-    assert index.find("r", 1).shape == (2,)
-    assert index.find("r", 0).shape == (5,)
+    index = Index(decode_manifest(fix.encoded(fix.manifest(tensors=rows, boxes=boxes, ranks=ranks))))
+    assert fix.found(index, "r", 1).shape == (2,)
+    assert fix.found(index, "r", 0).shape == (5,)
     assert (index.row("r", 0), index.row("r", 1), index.row("w", 1), index.row("w")) == (3, 4, 0, 0)
-    assert index.find("w", 1).name == "w"
+    assert fix.found(index, "w", 1).name == "w"
     assert [entry.rank for entry in index.entries("r")] == [0, 1]
     assert list(index) == ["w", "b", "e", "r"]
     for rank in (None, 2):
         with pytest.raises(NotFound, match="ranks"):
-            index.find("r", rank)
+            fix.found(index, "r", rank)
 
 
 def test_near_names() -> None:
     with pytest.raises(NotFound, match="'tied'"):
-        Index(fix.manifest()).find("tie")
+        fix.found(Index(fix.manifest()), "tie")
 
 
 def large(count: int) -> Manifest:
@@ -296,7 +296,7 @@ def large(count: int) -> Manifest:
 
 
 def test_twenty_thousand_tensors_cost_little_more_than_their_json() -> None:
-    data = encode_manifest(large(20_000))
+    data = fix.encoded(large(20_000))
     text = zstandard.decompress(data)
 
     def best(call: Callable[[], Any]) -> float:

@@ -12,7 +12,7 @@ import pytest
 from ckptfmt.errors import FormatError, InvalidInput, Mismatch
 from ckptfmt.format import tree
 from ckptfmt.format.index import Index
-from ckptfmt.format.manifest import Manifest, decode_manifest, encode_manifest
+from ckptfmt.format.manifest import Manifest, decode_manifest
 from ckptfmt.format.merge import merge_parts
 from ckptfmt.format.part import Part, decode_part, encode_part
 from ckptfmt.format.tables import BoxTable, ClaimTable, TensorTable
@@ -68,15 +68,15 @@ def share(rank: int, *, rows: tuple[int, int] = (2, 2), bias: bytes = b"b" * 8, 
 def test_two_ranks() -> None:
     parts = [decode_part(encode_part(share(rank))) for rank in (1, 0)]
     manifest = merge(*parts)
-    assert decode_manifest(encode_manifest(manifest)) == manifest
+    assert decode_manifest(fix.encoded(manifest)) == manifest
     index = Index(manifest)
     assert list(index) == ["w", "b", "r"]
-    assert [(b.start, b.size, b.pack.name) for b in index.find("w").boxes] == [
+    assert [(b.start, b.size, b.pack.name) for b in fix.found(index, "w").boxes] == [
         ((0, 0), (2, 3), "r00000-p000.safetensors"),
         ((2, 0), (2, 3), "r00001-p000.safetensors"),
     ]
-    assert len(index.find("b").boxes) == 1
-    assert index.find("r", 1).shape == (2,)
+    assert len(fix.found(index, "b").boxes) == 1
+    assert fix.found(index, "r", 1).shape == (2,)
     assert [row.mesh for row in manifest.ranks] == [{"dp": 0}, {"dp": 1}]
     assert [pair[0] for pair in manifest.trees.common["dict"]] == ["w", "b", "rng", "only 0", "only 1"]
     assert manifest.trees.per_rank == {"0": {"rng": {"tensor": "r"}}, "1": {"rng": {"tensor": "r"}}}
@@ -84,26 +84,26 @@ def test_two_ranks() -> None:
 
 
 def test_order_of_parts_does_not_matter() -> None:
-    assert encode_manifest(merge(share(0), share(1))) == encode_manifest(merge(share(1), share(0)))
+    assert fix.encoded(merge(share(0), share(1))) == fix.encoded(merge(share(1), share(0)))
 
 
 def test_one_rank() -> None:
     part = fix.part(tree={"dict": []})
     manifest = merge(part)
     assert (manifest.id, manifest.run, manifest.key, manifest.step) == (7, "llama", fix.KEY, 5)
-    assert encode_manifest(manifest)
+    assert fix.encoded(manifest)
 
 
 def test_a_rank_without_rows_takes_part() -> None:
     manifest = merge(share(0, rows=(3, 0)), share(1, rows=(3, 0)))
-    w = Index(manifest).find("w")
+    w = fix.found(Index(manifest), "w")
     assert w.nbytes == 9
     assert [box.size for box in w.boxes] == [(3, 3), (0, 3)]
 
 
 def test_replicas_written_twice_are_taken_once() -> None:
     manifest = merge(share(0), share(1, write_bias=True))
-    (box,) = Index(manifest).find("b").boxes
+    (box,) = fix.found(Index(manifest), "b").boxes
     assert box.pack.rank == 0
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ckptfmt.format import checksum, dtypes, layout, merge, pack, tree, verdict
-from ckptfmt.format.manifest import Writer, encode_manifest, manifest_digest
+from ckptfmt.format.manifest import Writer, encode_sound, manifest_digest
 from ckptfmt.format.part import Part, encode_part
 from ckptfmt.format.tables import BoxTable, ClaimTable, PackRow, TensorTable
 
@@ -282,8 +282,8 @@ def save(
     root: pathlib.Path, parts: list[Part], files: dict[str, bytes], *, id: int, seq: int, parent: str | None
 ) -> None:
     run_key = layout.run_key(RUN)
-    manifest = merge.merge_parts(parts, id=id, repository=REPOSITORY, run=RUN, parent=parent).manifest
-    stored = encode_manifest(manifest)
+    sound = merge.merge_parts(parts, id=id, repository=REPOSITORY, run=RUN, parent=parent)
+    manifest, stored = sound.manifest, encode_sound(sound)
     name = layout.manifest_name(manifest_digest(stored))
     files |= {layout.part_name(part.rank): encode_part(part) for part in parts} | {name: stored}
     ref = verdict.ManifestRef(name=name, digest=manifest_digest(stored), bytes=len(stored))

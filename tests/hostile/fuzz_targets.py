@@ -69,7 +69,7 @@ def manifest_text(data: bytes) -> bool:
     assert same(short, long), (short, long)
     if short is FormatError:
         return False
-    assert same(manifest.decode_manifest(manifest.encode_manifest(short)), short)
+    assert same(manifest.decode_manifest(manifest.encode_sound(manifest.validate(short))), short)
     index = Index(short)
     for name in index:
         for entry in index.entries(name):

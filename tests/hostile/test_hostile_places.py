@@ -16,7 +16,7 @@ import pytest
 import ckptfmt
 from ckptfmt.errors import CkptError
 from ckptfmt.format import verdict
-from ckptfmt.format.manifest import decode_manifest, encode_manifest, manifest_digest
+from ckptfmt.format.manifest import decode_manifest, encode_sound, manifest_digest, validate
 
 STATE = {"w": np.arange(3000.0), "n": 1}
 
@@ -155,7 +155,7 @@ def test_a_pack_of_terabytes_with_nothing_in_it_is_an_error_of_memory(place: Pat
     rest = nbytes - value.packs[0].header_bytes
     value.tensors.dtype, value.tensors.shape, value.boxes.size = ["uint8"], [(rest,)], [(rest,)]
     value.boxes.digests, value.chunk_bytes = ["0" * 32], 2**62
-    data = encode_manifest(value)
+    data = encode_sound(validate(value))
     stored.write_bytes(data)
     commit = verdict.decode_commit((folder / "COMMIT.json").read_bytes())
     named = verdict.ManifestRef(name=stored.name, digest=manifest_digest(data), bytes=len(data))
