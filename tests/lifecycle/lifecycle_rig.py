@@ -14,9 +14,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from ckptfmt.errors import BackendError, CatalogError
 from ckptfmt.format.states import State
 from ckptfmt.ports.records import GenerationRecord
 from ckptfmt.repository import Repository
+from ckptfmt.testing.catalog_faults import FaultyCatalog
 from ckptfmt.testing.faults import MUTATIONS, Call, Fault, FaultyBackend
 
 CHANGES = frozenset(
@@ -43,24 +43,6 @@ def dead_catalog() -> CatalogError:
     return CatalogError("this process is dead")
 
 
-def unreachable() -> CatalogError:
-    return CatalogError("the catalog did not answer", transient=True)
-
-
-@dataclass(eq=False)
-class SqlFault:
-    """What goes wrong with calls of a catalog method; the fields are those of ``Fault``."""
-
-    op: str
-    error: Callable[[], BaseException] | None = None
-    timing: Literal["before", "after"] = "before"
-    nth: int | None = None
-    times: int | None = 1
-    hold: threading.Event | None = None
-    reached: threading.Event = field(default_factory=threading.Event)
-    fired: int = 0
-
-
 class Machine:
     """What the backend and the catalog of one process share: its journal, and whether it is still alive."""
 
@@ -75,53 +57,27 @@ class Machine:
             self.journal.append((op, key))
 
 
-class FaultyCatalog:
-    """A catalog whose answers get lost. Everything that is not faulted is the real thing."""
+class JournalCatalog(FaultyCatalog):
+    """A ``FaultyCatalog`` that shares its machine's journal and its death."""
 
-    def __init__(self, inner: Any, machine: Machine, faults: Sequence[SqlFault]) -> None:
-        self._inner = inner
+    def __init__(self, inner: Any, machine: Machine, *faults: Fault) -> None:
+        super().__init__(inner, *faults)
         self._machine = machine
-        self.faults = list(faults)
-        self.counts: dict[str, int] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._inner, name)
-        if not callable(value) or name == "close":
-            return value
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self._call(name, value, args, kwargs)
-
-        return call
-
-    def _call(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with self._machine.lock:
-            self.counts[name] = nth = self.counts.get(name, 0) + 1
-            firing = [
-                fault
-                for fault in self.faults
-                if fault.op in (name, "*")
-                and fault.nth in (None, nth)
-                and (fault.times is None or fault.fired < fault.times)
-            ]
-            for fault in firing:
-                fault.fired += 1
-        for fault in firing:
-            fault.reached.set()
-            if fault.hold is not None:
-                fault.hold.wait()
-        if self._machine.dead.is_set():
+    def _arrive(self, op: str, key: str, offset: int | None, nbytes: int | None) -> list[Fault]:
+        firing = super()._arrive(op, key, offset, nbytes)
+        if self._machine.dead.is_set():  # perhaps only since this call was held up
             raise dead_catalog()
-        for fault in firing:
-            if fault.error is not None and fault.timing == "before":
-                raise fault.error()
-        answer = method(*args, **kwargs)
-        if name in CHANGES:
-            self._machine.note(name, "")
-        for fault in firing:
-            if fault.error is not None and fault.timing == "after":
-                raise fault.error()
-        return answer
+        return firing
+
+    def _call(self, name: str, method: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        def noted(*arguments: Any, **named: Any) -> Any:
+            answer = method(*arguments, **named)
+            if name in CHANGES:
+                self._machine.note(name, "")
+            return answer
+
+        return super()._call(name, noted, arguments, named)
 
 
 class JournalBackend(FaultyBackend):
@@ -145,12 +101,12 @@ class JournalBackend(FaultyBackend):
 class Process:
     """One opening of the place: a repository whose parts can be reached."""
 
-    def __init__(self, place: Place, faults: Sequence[Fault], sql: Sequence[SqlFault], quota: int | None) -> None:
+    def __init__(self, place: Place, faults: Sequence[Fault], sql: Sequence[Fault], quota: int | None) -> None:
         self.machine = Machine()
         self.faults = [*faults, *sql]
         connection = connect.open_site(place.url, mode="w", catalog=place.catalog_url, storage_options=None)
         self.backend = JournalBackend(connection.site.backend, self.machine, *faults, quota=quota)
-        self.catalog = FaultyCatalog(connection.site.catalog, self.machine, sql)
+        self.catalog = JournalCatalog(connection.site.sql(), self.machine, *sql)
         self.site = dataclasses.replace(connection.site, backend=self.backend, catalog=self.catalog)
         self.repository = Repository(dataclasses.replace(connection, site=self.site), "w")
         self.checkpointers: list[Checkpointer] = []
@@ -175,7 +131,7 @@ class Process:
 
     def release(self) -> None:
         """Let go of every call that a fault holds, so that a test that failed half-way ends."""
-        for fault in (*self.faults, *self.backend._faults, *self.catalog.faults):
+        for fault in (*self.faults, *self.backend._faults, *self.catalog._faults):
             if fault.hold is not None:
                 fault.hold.set()
 
@@ -203,7 +159,7 @@ class Place:
         self.catalog_url = f"sqlite:///{folder}/catalog.sqlite"
         self._processes: list[Process] = []
 
-    def open(self, *faults: Fault, sql: Sequence[SqlFault] = (), quota: int | None = None) -> Process:
+    def open(self, *faults: Fault, sql: Sequence[Fault] = (), quota: int | None = None) -> Process:
         process = Process(self, faults, sql, quota)
         self._processes.append(process)
         return process

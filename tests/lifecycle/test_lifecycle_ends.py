@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forked import in_child
-from lifecycle_rig import Place, SqlFault, assert_state, chain_of, ended, named, run_child, state_of
+from lifecycle_rig import Place, assert_state, chain_of, ended, named, run_child, state_of
 from test_lifecycle_exits import PRELUDE
 
 import ckptfmt
@@ -217,7 +217,7 @@ def test_any_exception_of_the_catalog_fails_its_save_alone(place: Place, op: str
     with process.checkpointer() as checkpointer:
         for step, make in enumerate(ERRORS, start=1):
             error = make()
-            process.catalog.faults.append(SqlFault(op, error=lambda error=error: error))  # type: ignore[misc]
+            process.catalog.add(Fault(op, error=lambda error=error: error))  # type: ignore[misc]
             pending = checkpointer.save(state_of(step), step=step)
             assert pending is not None
             failure = pending.exception(20)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lifecycle_rig import Place, SqlFault, assert_state, chain_of, ended, eventually, named, state_of, unreachable
+from lifecycle_rig import Place, assert_state, chain_of, ended, eventually, named, state_of
 
 import ckptfmt
 from ckptfmt.checkpointer import Checkpointer
@@ -29,6 +29,7 @@ from ckptfmt.errors import (
     Unavailable,
 )
 from ckptfmt.format.states import State
+from ckptfmt.testing.catalog_faults import unreachable
 from ckptfmt.testing.faults import Fault
 
 
@@ -152,7 +153,7 @@ def test_the_log_line_of_a_failure_tells_it_though_somebody_looked_first(
 # -- lost answers -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("op", ["begin_save", "report_rank", "mark_durable", "commit", "set_proven"])
 def test_a_lost_answer_of_the_catalog_is_resolved_as_committed(place: Place, op: str) -> None:
-    process = place.open(sql=[SqlFault(op, error=unreachable, timing="after")])
+    process = place.open(sql=[Fault(op, error=unreachable, timing="after")])
     with process.checkpointer() as checkpointer:
         pending = checkpointer.save(state_of(1), step=1)
         assert pending is not None
@@ -207,14 +208,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_catalog_away_from_the_commit_on_leaves_the_outcome_unknown(place: Place, timing: Any) -> None:
     process = place.open()
     checkpointer = process.checkpointer(commit_timeout=HURRY)
-    process.catalog.faults.append(SqlFault("commit", error=unreachable, timing=timing))
-    gate = SqlFault("*", error=unreachable, times=None)
+    gate = Fault(error=unreachable, times=None)
 
     def close_gate() -> BaseException:
-        process.catalog.faults.append(gate)
+        process.catalog.add(gate)
         return unreachable()
 
-    process.catalog.faults[0].error = close_gate
+    process.catalog.add(Fault("commit", error=close_gate, timing=timing))
     pending = checkpointer.save(state_of(1), step=1)
     assert pending is not None
     with pytest.raises(OutcomeUnknown, match="unknown") as caught:
@@ -244,18 +244,18 @@ def test_an_unknown_outcome_does_not_block_the_saves_after_it(place: Place, op: 
         checkpointer.wait()
         patient = checkpointer._context
         checkpointer._context = dataclasses.replace(patient, commit_timeout=HURRY)
-        outage = SqlFault("*", error=unreachable, times=None)
+        outage = Fault(error=unreachable, times=None)
 
         def begin_outage() -> BaseException:
-            process.catalog.faults.append(outage)
+            process.catalog.add(outage)
             return unreachable()
 
-        process.catalog.faults.append(SqlFault(op, error=begin_outage, timing=timing))
+        process.catalog.add(Fault(op, error=begin_outage, timing=timing))
         pending = checkpointer.save(state_of(1), step=1)
         assert pending is not None
         error = pending.exception(timeout=20)
         assert isinstance(error, OutcomeUnknown) or (error is None and (op, timing) == ("commit", "after"))
-        process.catalog.faults.clear()
+        process.catalog.heal()
         checkpointer._context = patient
         later = checkpointer.save(state_of(2), step=2)
         assert later is not None

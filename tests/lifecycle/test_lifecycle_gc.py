@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from lifecycle_rig import Place, Process, SqlFault, assert_state, dead_catalog, ended, named, state_of
+from lifecycle_rig import Place, Process, assert_state, dead_catalog, ended, named, state_of
 
 from ckptfmt.engine.keep import gc as collecting
 from ckptfmt.engine.keep import recover as recovering
@@ -379,7 +379,7 @@ def test_a_killed_gc_is_finished_by_the_next(place: Place, op: str, nth: int, ti
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_gc_killed_at_the_row_is_finished_by_the_next(place: Place, nth: int, timing: Any) -> None:
     _prepare(place)
-    dying = place.open(sql=[SqlFault("mark_swept", error=dead_catalog, nth=nth, timing=timing)])
+    dying = place.open(sql=[Fault("mark_swept", error=dead_catalog, nth=nth, timing=timing)])
     with pytest.raises(Exception, match="dead"):
         _collect(dying)
     fresh = place.open()

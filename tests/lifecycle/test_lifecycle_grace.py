@@ -8,13 +8,14 @@ from contextlib import closing
 from datetime import datetime, timedelta
 
 import pytest
-from lifecycle_rig import Place, Process, SqlFault, assert_state, state_of
+from lifecycle_rig import Place, Process, assert_state, state_of
 
 import ckptfmt
 from ckptfmt.engine.keep import gc as collecting
 from ckptfmt.engine.sweep import CLOSED, closed_at
 from ckptfmt.format.states import State
 from ckptfmt.ports.records import GenerationRecord
+from ckptfmt.testing.faults import Fault
 
 
 def _two_saves(place: Place) -> tuple[Process, GenerationRecord]:
@@ -77,7 +78,7 @@ def test_a_retirement_that_died_right_after_its_tombstone_keeps_its_grace(place:
     process, first = _two_saves(place)
     process.catalog.retire(first.id)
     _hours_ago(place, first.id, 2)
-    process.catalog.faults.append(SqlFault("note", error=process.kill))
+    process.catalog.add(Fault("note", error=process.kill))
     with pytest.raises(Exception, match="dead"):
         collecting.retire(process.site, first.id)  # once more, and it dies again
     fresh = place.open()
@@ -88,7 +89,7 @@ def test_a_retirement_that_died_right_after_its_tombstone_keeps_its_grace(place:
 
 def test_the_note_comes_after_the_tombstone_and_once(place: Place) -> None:
     process, first = _two_saves(place)
-    process.catalog.faults.append(SqlFault("note", error=process.kill))
+    process.catalog.add(Fault("note", error=process.kill))
     with pytest.raises(Exception, match="dead"):
         collecting.retire(process.site, first.id)
     kinds = [event.kind for event in process.catalog._inner.events(generation_id=first.id)]

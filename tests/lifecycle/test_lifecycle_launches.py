@@ -14,7 +14,6 @@ import pytest
 from lifecycle_rig import (
     Place,
     Process,
-    SqlFault,
     assert_state,
     chain_of,
     ended,
@@ -116,7 +115,7 @@ def test_a_launch_overtaken_while_storage_is_slow_commits_nothing(place: Place, 
 @pytest.mark.parametrize("op", SQL_POINTS)
 def test_a_launch_overtaken_before_its_transaction_commits_nothing(place: Place, op: str) -> None:
     hold = threading.Event()
-    fault = SqlFault(op, hold=hold, nth=2)
+    fault = Fault(op, hold=hold, nth=2)
     _overtaken(place, place.open(sql=[fault]), hold, fault.reached)
 
 

@@ -11,12 +11,13 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
-from lifecycle_rig import Place, SqlFault, assert_state, chain_of, ended, run_child, state_of, unreachable
+from lifecycle_rig import Place, assert_state, chain_of, ended, run_child, state_of
 
 import ckptfmt
 from ckptfmt.engine import plan as plans
 from ckptfmt.errors import BackendError, InvalidInput, SaveFailed, Unavailable
 from ckptfmt.format import checksum
+from ckptfmt.testing.catalog_faults import unreachable
 from ckptfmt.testing.faults import Fault
 
 UNIT: Final = 1 << 16
@@ -175,7 +176,7 @@ def test_a_backend_that_hangs_does_not_hang_the_caller(place: Place, op: str) ->
 
 
 def test_a_save_that_cannot_begin_lets_its_caller_go(place: Place) -> None:
-    process = place.open(sql=[SqlFault("begin_save", error=unreachable, times=None)])
+    process = place.open(sql=[Fault("begin_save", error=unreachable, times=None)])
     with process.checkpointer(host_bytes_max=WINDOW, commit_timeout=0.5) as checkpointer:
         with pytest.raises(SaveFailed):
             checkpointer.save(state_of(1, LARGE), step=1)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lifecycle_rig import Place, Process, SqlFault, assert_state, chain_of, named, state_of
+from lifecycle_rig import Place, Process, assert_state, chain_of, named, state_of
 
 from ckptfmt.errors import CatalogError, OutcomeUnknown, OutOfSpace, SaveFailed, Unavailable
 from ckptfmt.ports.catalog import UNWRITABLE
@@ -34,7 +34,7 @@ def _saved(place: Place) -> Process:
 @pytest.mark.parametrize("kind", sorted(UNWRITABLE))
 def test_who_cannot_be_registered_reads_all_the_same(place: Place, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     process = _saved(place)
-    process.catalog.faults.append(SqlFault("open_reader", error=_refusing(kind), times=None))
+    process.catalog.add(Fault("open_reader", error=_refusing(kind), times=None))
     generation = process.repository.latest()
     with caplog.at_level(logging.WARNING):
         assert_state(generation.load(), 1)
@@ -50,7 +50,7 @@ def test_who_cannot_be_registered_reads_all_the_same(place: Place, caplog: pytes
 def test_a_checkpointer_restores_on_a_disk_that_became_full(place: Place) -> None:
     process = _saved(place)
     with process.checkpointer() as checkpointer:
-        process.catalog.faults.append(SqlFault("open_reader", error=full, times=None))
+        process.catalog.add(Fault("open_reader", error=full, times=None))
         live = state_of(5)
         report = checkpointer.restore(live)
     assert report is not None
@@ -59,7 +59,7 @@ def test_a_checkpointer_restores_on_a_disk_that_became_full(place: Place) -> Non
 
 def test_another_refusal_of_the_catalog_stays_an_error(place: Place) -> None:
     process = _saved(place)
-    process.catalog.faults.append(SqlFault("open_reader", error=_refusing("catalog_rule"), times=None))
+    process.catalog.add(Fault("open_reader", error=_refusing("catalog_rule"), times=None))
     with pytest.raises(CatalogError, match="no room"):
         process.repository.latest().load()
 
@@ -68,10 +68,10 @@ def test_what_was_read_is_returned_though_the_reader_cannot_be_forgotten(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = _saved(place)
-    process.catalog.faults.append(SqlFault("close_reader", error=full))
+    process.catalog.add(Fault("close_reader", error=full))
     assert_state(process.repository.latest().load(), 1)
     assert "stays registered" in caplog.text
-    process.catalog.faults.append(SqlFault("close_reader", error=full))
+    process.catalog.add(Fault("close_reader", error=full))
     process.backend.add(Fault("read_into", error=lambda: Unavailable("the server is away"), times=None))
     with pytest.raises(Unavailable, match="away"):  # not masked
         process.repository.latest().load()
@@ -80,7 +80,7 @@ def test_what_was_read_is_returned_though_the_reader_cannot_be_forgotten(
 # -- saving -----------------------------------------------------------------------------------------
 def test_no_launch_begins_but_the_error_says_how_to_read(place: Place) -> None:
     process = _saved(place)
-    process.catalog.faults.append(SqlFault("acquire_launch", error=full, times=None))
+    process.catalog.add(Fault("acquire_launch", error=full, times=None))
     began = time.monotonic()
     with pytest.raises(CatalogError) as caught:
         process.checkpointer("run")
@@ -93,7 +93,7 @@ def test_no_launch_begins_but_the_error_says_how_to_read(place: Place) -> None:
 
 def test_a_save_that_cannot_begin_fails_at_once(place: Place) -> None:
     """FR-100: not after its whole time, and not as something of which nobody knows the outcome."""
-    process = place.open(sql=[SqlFault("begin_save", error=full, times=None)])
+    process = place.open(sql=[Fault("begin_save", error=full, times=None)])
     checkpointer = process.checkpointer(commit_timeout=600.0)
     pending = checkpointer.save(state_of(1), step=1)
     assert pending is not None
@@ -111,7 +111,7 @@ def test_a_verdict_is_waited_for_until_there_is_room(place: Place) -> None:
     storage = Fault(
         "create", error=lambda: OutOfSpace("no room for the part", needed=7, free=0), when=named("part.json")
     )
-    process = place.open(storage, sql=[SqlFault("abort", error=full, times=3)])
+    process = place.open(storage, sql=[Fault("abort", error=full, times=3)])
     checkpointer = process.checkpointer()
     pending = checkpointer.save(state_of(1), step=1)
     assert pending is not None
@@ -125,7 +125,7 @@ def test_a_verdict_is_waited_for_until_there_is_room(place: Place) -> None:
 
 def test_another_refusal_of_a_verdict_is_not_waited_for(place: Place) -> None:
     storage = Fault("create", error=lambda: OutOfSpace("no room for the part"), when=named("part.json"))
-    process = place.open(storage, sql=[SqlFault("abort", error=_refusing("catalog_rule"), times=None)])
+    process = place.open(storage, sql=[Fault("abort", error=_refusing("catalog_rule"), times=None)])
     checkpointer = process.checkpointer()
     pending = checkpointer.save(state_of(1), step=1)
     assert pending is not None

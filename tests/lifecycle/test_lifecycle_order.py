@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lifecycle_rig import Place, Process, SqlFault, assert_state, dead_catalog, ended, run_child, state_of
+from lifecycle_rig import Place, Process, assert_state, dead_catalog, ended, run_child, state_of
 
 import ckptfmt
 from ckptfmt.errors import NotCommitted, OutcomeUnknown
@@ -166,7 +166,7 @@ def test_catalog_crash_leaves_a_loadable_latest(place: Place, timing: str, op: s
         process.die()
         return dead_catalog()
 
-    process.catalog.faults.append(SqlFault(op, error=die, timing=timing))  # type: ignore[arg-type]
+    process.catalog.add(Fault(op, error=die, timing=timing))  # type: ignore[arg-type]
     _crash(process)
     fresh = place.open()
     committed, complete = _check_crashed(fresh)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from lifecycle_rig import Place, Process, SqlFault, assert_state, chain_of, named, state_of
+from lifecycle_rig import Place, Process, assert_state, chain_of, named, state_of
 
-from ckptfmt.engine import contradictions, governing, verdicts
+from ckptfmt.engine import contradictions, governing, process, verdicts
 from ckptfmt.engine.keep import gc as collecting
 from ckptfmt.engine.keep.rebuild import Order, rebuild
 from ckptfmt.engine.reports import RebuildReport
@@ -38,11 +38,11 @@ def _save(process: Process, *steps: int, takeover: bool = True) -> None:
             checkpointer.save(state_of(step), step=step).result()
 
 
-def _dies_at(place: Place, op: str, step: int) -> GenerationRecord:
+def _dies_at(place: Place, op: str, step: int, *, tags: Sequence[str] = ()) -> GenerationRecord:
     """A process saves, and dies before the catalog hears of ``op``."""
-    dead = place.open(sql=[SqlFault(op)])
-    dead.catalog.faults[0].error = dead.kill
-    pending = dead.checkpointer(takeover=True).save(state_of(step), step=step)
+    dead = place.open()
+    dead.catalog.add(Fault(op, error=dead.kill))
+    pending = dead.checkpointer(takeover=True).save(state_of(step), step=step, tags=tags)
     assert pending is not None
     assert pending.exception() is not None
     return next(row for row in dead.catalog._inner.generations() if row.step == step)
@@ -70,7 +70,7 @@ def _takes_its_number(process: Process) -> GenerationRecord:
 def _durable_then_committed(place: Place) -> tuple[GenerationRecord, Process]:
     """Generation 2 is durable in the catalog, committed as number 2 on storage. The process was opened before."""
     _save(place.open(), 1)
-    row = _dies_at(place, "commit", 2)
+    row = _dies_at(place, "commit", 2, tags=["best"])
     assert row.state is State.DURABLE
     copy = _copy(place)
     late = place.open()
@@ -166,6 +166,88 @@ def test_gc_passes_over_what_it_cannot_adopt(place: Place, monkeypatch: pytest.M
     assert "db rebuild --merge" in told
     assert (report.items, report.adopted) == ((), ())
     assert late.objects() == there
+
+
+def test_a_merge_gives_the_save_that_it_adopts_its_tags(place: Place) -> None:
+    row, late = _durable_then_committed(place)
+    catalog = late.site.sql()
+    assert catalog.tagged("run", "best") is None
+    actions = {one.generation_id: one.action for one in _merge(late).changes}
+    assert actions[row.id] == "adopted"
+    best = catalog.tagged("run", "best")
+    assert best is not None
+    assert best.id == row.id
+
+
+# -- what a dry run foretells ---------------------------------------------------------------------------
+def _foretold(late: Process) -> list[tuple[int, str]]:
+    """What ``recover`` does, which its dry run must have said."""
+    told, done = (
+        [(action.generation_id, action.action) for action in late.repository.recover(dry_run=dry_run).actions]
+        for dry_run in (True, False)
+    )
+    assert told == done
+    return done
+
+
+def _lapse(late: Process) -> None:
+    holder = late.catalog._inner.live_launch("run")
+    assert holder is not None
+    late.catalog.close_launch(holder.id)
+
+
+def _replace(late: Process, row: GenerationRecord, name: str, data: bytes) -> None:
+    key = f"{verdicts.folder_of(row)}/{name}"
+    late.backend._inner.delete(key)
+    late.backend._inner.create(key, data)
+
+
+@pytest.mark.parametrize("damage", ["torn", "of another generation"])
+def test_a_dry_run_leaves_what_has_a_damaged_tombstone(place: Place, damage: str) -> None:
+    row, late = _retired_meanwhile(place)
+    _lapse(late)
+    foreign = verdict.Retired(
+        repository=late.site.repository, run="run", id=9, key="f" * 32, retired_at="2026-01-01T00:00:00Z"
+    )
+    _replace(late, row, layout.RETIRED, b"{torn" if damage == "torn" else verdict.encode_retired(foreign))
+    assert _foretold(late) == [(row.id, "left")]
+
+
+def test_a_dry_run_leaves_what_cannot_be_adopted(place: Place) -> None:
+    row, late = _durable_then_committed(place)
+    _lapse(late)
+    (name,) = [info.key for info in late.backend.list(verdicts.folder_of(row)) if "manifest-" in info.key]
+    late.backend._inner.delete(name)
+    assert _foretold(late) == [(row.id, "left")]
+
+
+@pytest.mark.parametrize("holder", ["alive", "gone"])
+def test_a_dry_run_asks_who_holds_the_run(place: Place, holder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = _dies_at(place, "commit", 1)
+    late = place.open()
+    catalog = late.catalog._inner
+    held = catalog.live_launch("run")
+    catalog.acquire_launch("run", request(), lease_seconds=60, displace=held.id)
+    monkeypatch.setattr(process, "is_gone", lambda launch: holder == "gone")
+    assert _foretold(late) == [(row.id, "left" if holder == "alive" else "committed")]
+
+
+@pytest.mark.parametrize("what", ["pack", "verdict"])
+def test_a_dry_run_leaves_what_cannot_be_proved(place: Place, what: str) -> None:
+    process = place.open()
+    process.backend.add(Fault("create", error=process.kill, when=named("COMMIT.json")))
+    pending = process.checkpointer().save(state_of(1), step=1)
+    assert pending is not None
+    pending.exception()
+    late = place.open()
+    row = late.row()
+    assert (row.state, row.proven_at) == (State.COMMITTED, None)
+    folder = verdicts.folder_of(row)
+    if what == "pack":
+        late.backend._inner.delete(f"{folder}/r00000-p000.safetensors")
+    else:
+        late.backend._inner.create(f"{folder}/{layout.COMMIT}", b"{torn")
+    assert _foretold(late) == [(row.id, "left")]
 
 
 # -- retired meanwhile ----------------------------------------------------------------------------------

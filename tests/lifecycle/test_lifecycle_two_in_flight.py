@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 from lifecycle_rig import (
     Place,
-    SqlFault,
     assert_state,
     chain_of,
     ended,
     eventually,
     run_child,
     state_of,
-    unreachable,
 )
 
 import ckptfmt
@@ -31,6 +29,7 @@ from ckptfmt.errors import BackendError, InvalidInput, OutcomeUnknown, SaveFaile
 from ckptfmt.format import layout
 from ckptfmt.format.states import State
 from ckptfmt.pending import PendingSave
+from ckptfmt.testing.catalog_faults import unreachable
 from ckptfmt.testing.faults import Fault
 
 HURRY = 1.5
@@ -82,7 +81,7 @@ def test_the_second_save_writes_beside_the_first_and_is_committed_after_it(place
 def test_the_order_is_that_of_the_saves_though_the_second_begins_first(place: Place) -> None:
     """The first save's C1 is held up: its row comes later and has the higher id."""
     hold = threading.Event()
-    begin = SqlFault("begin_save", hold=hold)
+    begin = Fault("begin_save", hold=hold)
     process = place.open(sql=[begin])
     with process.checkpointer(in_flight_max=2) as checkpointer:
         save(checkpointer, 1)
@@ -279,14 +278,14 @@ def test_an_unknown_first_outcome_is_settled_by_the_second(place: Place, monkeyp
     hold = threading.Event()
     process = place.open()
     with process.checkpointer(in_flight_max=2, commit_timeout=HURRY) as checkpointer:
-        outage = SqlFault("*", error=unreachable, times=None)
+        outage = Fault(error=unreachable, times=None)
 
         def begin_outage() -> BaseException:
-            process.catalog.faults.append(outage)
+            process.catalog.add(outage)
             return unreachable()
 
-        commit = SqlFault("commit", error=begin_outage, hold=hold)
-        process.catalog.faults.append(commit)
+        commit = Fault("commit", error=begin_outage, hold=hold)
+        process.catalog.add(commit)
         first = save(checkpointer, 1)
         assert commit.reached.wait(10)
         checkpointer._context = dataclasses.replace(checkpointer._context, commit_timeout=30.0)
@@ -294,7 +293,7 @@ def test_an_unknown_first_outcome_is_settled_by_the_second(place: Place, monkeyp
         second.wait("staged", timeout=20)
         hold.set()
         assert isinstance(first.exception(timeout=20), OutcomeUnknown)
-        process.catalog.faults.clear()
+        process.catalog.heal()
         assert_state(second.result(timeout=20).load(), 2)
     rows = process.rows()
     assert [row.state for row in rows] == [State.COMMITTED, State.COMMITTED]
@@ -309,7 +308,7 @@ def test_a_crash_with_two_in_flight_aborts_the_torn_one_and_finishes_the_whole_o
 ) -> None:
     """Also where the second save's row came first: its C3 is refused while the first save's row is open."""
     hold = threading.Event()
-    begin = SqlFault("begin_save", nth=1, hold=hold)
+    begin = Fault("begin_save", nth=1, hold=hold)
     keys: list[str] = []
     write = Fault("write_at", hold=threading.Event(), when=lambda call: keys[0] in call.key)
     process = place.open(write, sql=[begin] if begun_first == 2 else [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
-from lifecycle_rig import Place, Process, SqlFault, assert_state, state_of
+from lifecycle_rig import Place, Process, assert_state, state_of
 
 import ckptfmt
 from ckptfmt.engine.keep.recover import adopt
@@ -25,7 +25,7 @@ def _committed_but_for_its_hint(place: Place) -> Process:
         source.close()
         return CatalogError("the answer was lost", transient=True)
 
-    process.catalog.faults.append(SqlFault("mark_durable", error=keep_a_copy, timing="after"))
+    process.catalog.add(Fault("mark_durable", error=keep_a_copy, timing="after"))
     process.backend.add(Fault("create", error=process.kill, timing="before", when=lambda call: "/commits/" in call.key))
     pending = process.checkpointer().save(state_of(1), step=1)
     assert pending is not None
@@ -42,7 +42,7 @@ def _committed_but_for_its_hint(place: Place) -> Process:
 def test_an_adopted_generation_has_its_hint_before_its_row_says_that_it_is_proven(place: Place) -> None:
     """Else a crash in between leaves a proven generation that nobody finds without the database."""
     fresh = _committed_but_for_its_hint(place)
-    fresh.catalog.faults.append(SqlFault("adopt", error=fresh.kill, timing="after"))
+    fresh.catalog.add(Fault("adopt", error=fresh.kill, timing="after"))
     with pytest.raises((CatalogError, BackendError)):
         adopt(fresh.site, fresh.row(), fence=1)
     last = place.open()

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import lifecycle_rig
 import pytest
-from lifecycle_rig import Place, Process, SqlFault, named, state_of
+from lifecycle_rig import Place, Process, named, state_of
 from protocol_model import vector as v
 from protocol_model.explorer import Explorer
 from protocol_model.machine import CODE, STEPS, Event
@@ -165,7 +165,7 @@ def _faults(process: Process, op: str) -> None:
     elif op == "finish pack":
         process.backend.add(Fault("finish", error=process.kill, timing="after"))
     else:
-        process.catalog.faults.append(SqlFault(op, error=process.kill, timing="after"))
+        process.catalog.add(Fault(op, error=process.kill, timing="after"))
 
 
 @pytest.mark.parametrize("op", SAVE)
@@ -202,7 +202,7 @@ def test_an_older_launch_that_wakes_up(place: Place) -> None:
         after.append(list(fresh.journal))
         return BackendError("late")
 
-    old.catalog.faults.append(SqlFault("mark_durable", error=taken_over, timing="after"))
+    old.catalog.add(Fault("mark_durable", error=taken_over, timing="after"))
     assert _save(old, 1) is None
     assert len(after) == 1
     mine = ops_of(old.journal)[1:]
