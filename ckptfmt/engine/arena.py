@@ -62,6 +62,8 @@ class Arena:
     def __init__(self, pin: Callable[[memoryview], Undo] | None = None) -> None:
         self._view = memoryview(b"")
         self._touched = 0
+        self._granted = 0
+        """So many bytes from the start were found to be there when they were asked for."""
         self._owner_pid = os.getpid()
         self._pin = pin
         self._unpin: Undo | None = None
@@ -78,17 +80,21 @@ class Arena:
     def reserve(self, nbytes: int) -> bool:
         """Make room for ``nbytes``; earlier content is lost if the region has to grow. Returns whether it grew.
 
-        Raises ``OutOfSpace`` naming needed and available bytes before anything is mapped.
+        Raises ``OutOfSpace`` naming needed and available bytes before anything is mapped or taken anew.
         """
         if self._owner_pid != os.getpid():
             # The mapping is absent in a forked child: start afresh there.
-            self._view, self._touched, self._owner_pid = memoryview(b""), 0, os.getpid()
-            self._unpin = None
-        if nbytes <= self._view.nbytes:
+            self._view, self._touched, self._granted = memoryview(b""), 0, 0
+            self._unpin, self._owner_pid = None, os.getpid()
+        if nbytes <= self._granted:
             return False
         check_memory(nbytes - self._touched)
+        if nbytes <= self._view.nbytes:  # mapped still, but given back by ``trim``
+            self._granted = nbytes
+            return False
         self.drop()  # let the old region go before the new one is mapped
         self._view = map_memory(nbytes, fork=False)
+        self._granted = self._view.nbytes
         if self._pin is not None:
             try:
                 self._unpin = self._pin(self._view)
@@ -119,12 +125,12 @@ class Arena:
             self.drop()
             return
         region.madvise(mmap.MADV_DONTNEED, keep, self._view.nbytes - keep)
-        self._touched = min(self._touched, keep)
+        self._touched, self._granted = min(self._touched, keep), min(self._granted, keep)
 
     def drop(self) -> None:
         """Unpin and forget the region; it is unmapped when its last view goes away."""
         unpin, self._unpin = self._unpin, None
-        self._view, self._touched = memoryview(b""), 0
+        self._view, self._touched, self._granted = memoryview(b""), 0, 0
         if unpin is not None:
             try:
                 unpin()

@@ -54,6 +54,26 @@ def test_what_is_trimmed_goes_back_and_can_be_used_again() -> None:
     assert arena.nbytes == 0
 
 
+def test_what_was_given_back_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the process is killed for memory, where a save could have been refused."""
+    room = 100 << 20
+    monkeypatch.setattr(arenas, "available_memory", lambda: room)
+    arena = Arena()
+    arena.reserve(8 << 20)
+    room = 0  # it was granted, be it touched or not
+    assert not arena.reserve(8 << 20)
+    arena.mark_touched(8 << 20)
+    arena.trim(2 << 20)
+    assert not arena.reserve(2 << 20)
+    for _ in range(2):
+        with pytest.raises(OutOfSpace, match=f"needs {6 << 20} more bytes of host memory but only 0"):
+            arena.reserve(8 << 20)
+    room = 6 << 20
+    assert not arena.reserve(8 << 20)
+    room = 0
+    assert not arena.reserve(8 << 20)
+
+
 def test_too_much_is_refused_before_anything_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arenas, "available_memory", lambda: 1000)
     arena = Arena()
