@@ -89,7 +89,6 @@ class Columns:
 
 @dataclass(frozen=True)
 class SavePlan:
-    signature: Signature
     packs: tuple[PackPlan, ...]
     arena_bytes: int
     tensor_bytes: int
@@ -106,7 +105,6 @@ def signature_of(leaves: Sequence[tuple[str, LeafSpec]]) -> Signature:
 
 def make_plan(
     leaves: Sequence[tuple[str, LeafSpec]],
-    signature: Signature,
     *,
     sync: Collection[int] = (),
     host_bytes_max: int | None = None,
@@ -151,7 +149,6 @@ def make_plan(
             held_bytes += align_up(layout.nbytes)
     turns = [unit for planned in packs[:passing] for unit in planned.units]
     return SavePlan(
-        signature=signature,
         packs=tuple(packs),
         arena_bytes=held_bytes + window.used,
         tensor_bytes=sum(sizes),

@@ -6,7 +6,7 @@ The engine never imports torch. numpy's family is its own; torch's is offered by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -99,6 +99,31 @@ class Capture(Protocol):
 
     def fence(self) -> None:
         """Make the current device stream wait for the copies; the host does not wait."""
+
+
+def wait_all(waits: Iterable[Callable[[], None]], first: BaseException | None = None) -> None:
+    """Call each of ``waits`` to its end, also after one that failed: memory is free only when the last copy has ended.
+
+    Raises the ``first`` error, if there is one: that which came before, or the first of ``waits``. What is interrupted
+    is waited for again, until a second interrupt.
+    """
+    interrupted = False
+    for wait in waits:
+        waiting = True
+        while waiting:
+            try:
+                wait()
+                waiting = False
+            except Exception as error:
+                first = first or error
+                waiting = False
+            except BaseException as error:
+                first = first or error
+                if interrupted:
+                    raise first from None
+                interrupted = True
+    if first is not None:
+        raise first
 
 
 class ArrayFamily(Protocol):

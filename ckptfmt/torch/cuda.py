@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
 
 from ckptfmt.errors import InvalidInput
+from ckptfmt.ports.arrays import wait_all
 from ckptfmt.torch.elements import bits, is_lazy_view, over_host
 
 BUCKET_BYTES: Final = 128 << 20
@@ -129,8 +131,7 @@ class DeviceTransfers:
             self._settle(bucket)
 
     def wait(self) -> None:
-        for bucket in self._buckets:
-            self._settle(bucket)
+        wait_all([partial(self._settle, bucket) for bucket in self._buckets])
 
     def fence(self) -> None:
         last = {bucket.device: bucket for bucket in self._buckets}  # one stream per device: in order
@@ -209,14 +210,11 @@ def _in_buckets(
             bucket.nbytes += host.nbytes
             if bucket.nbytes >= bucket_bytes:
                 close(device)
-    except BaseException:
-        # What was enqueued still uses the caller's memory: leave it only when that is over.
         for device in list(open_buckets):
             close(device)
-        transfers.wait()
-        raise
-    for device in list(open_buckets):
-        close(device)
+    except BaseException as error:
+        # What was enqueued still uses the caller's memory: leave it only when that is over.
+        wait_all([*(partial(close, device) for device in list(open_buckets)), transfers.wait], error)
     return transfers
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stages_fixtures import UNIT, WINDOW, make_small
 
-from ckptfmt.engine.plan import SavePlan, align_up, check_host_bytes_max, make_plan, signature_of
+from ckptfmt.engine.plan import SavePlan, align_up, check_host_bytes_max, make_plan
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format import checksum
 from ckptfmt.ports.arrays import LeafSpec
@@ -24,7 +24,7 @@ def _small() -> Iterator[None]:
 
 def planned(sizes: list[int], sync: set[int], host_bytes_max: int | None, name: str = "t") -> SavePlan:
     leaves = [(f"{name}{i}", LeafSpec("uint8", (n,), (0,), (n,), n)) for i, n in enumerate(sizes)]
-    return make_plan(leaves, signature_of(leaves), sync=sync, host_bytes_max=host_bytes_max)
+    return make_plan(leaves, sync=sync, host_bytes_max=host_bytes_max)
 
 
 SIZES = st.lists(st.one_of(st.integers(0, 100), st.integers(0, 10 * UNIT), st.just(4096), st.just(UNIT)), max_size=30)

@@ -201,6 +201,44 @@ def test_an_error_half_way_waits_for_what_was_enqueued(runtime: LazyRuntime) -> 
     assert not runtime.side.queue
 
 
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_bucket_that_fails_does_not_end_the_waiting_for_the_others(
+    runtime: LazyRuntime, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    values = [torch.ones(64) for _ in range(6)]
+    memory = hosts(values)
+    capture = capture_from_device(pairs(values, memory), runtime, bucket_bytes=512)
+    synchronize, calls = runtime.synchronize, iter(range(1, 10))
+
+    def failing(event: Event) -> None:
+        if next(calls) == fails:
+            raise RuntimeError("CUDA error: uncorrectable ECC error")
+        synchronize(event)
+
+    monkeypatch.setattr(runtime, "synchronize", failing)
+    with pytest.raises(RuntimeError, match="ECC error"):
+        capture.wait()
+    assert not runtime.side.queue
+
+
+def test_a_stream_that_takes_no_event_leaves_the_earlier_buckets_to_end(
+    runtime: LazyRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [torch.ones(64) for _ in range(3)]
+    memory = hosts(values)
+    record = runtime.record
+
+    def refuse(stream: Stream) -> Event:
+        if stream is runtime.side and runtime.copies == 3:
+            raise RuntimeError("CUDA error: out of memory")
+        return record(stream)
+
+    monkeypatch.setattr(runtime, "record", refuse)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        capture_from_device(pairs(values, memory), runtime, bucket_bytes=512)
+    assert all(any(m) for m in memory[:2])
+
+
 def test_memory_of_another_size_is_refused(runtime: LazyRuntime) -> None:
     with pytest.raises(InvalidInput, match="15 bytes"):
         capture_from_device([(0, torch.zeros(4), memoryview(bytearray(15)))], runtime)

@@ -11,7 +11,7 @@ from ckptfmt.engine.save.freeze import FrozenLeaf
 from ckptfmt.engine.touch import address_of
 from ckptfmt.engine.transfer import copy_memory
 from ckptfmt.format import checksum
-from ckptfmt.ports.arrays import ArrayFamily, Capture
+from ckptfmt.ports.arrays import ArrayFamily, Capture, wait_all
 
 Pairs = list[tuple[Any, memoryview]]
 Move = tuple[int, int | None, int]
@@ -64,32 +64,33 @@ class Copies:
         sources = [leaf.spec.address for leaf in map(leaves.__getitem__, held.leaves)]
         moves = list(zip([base + place for place in held.places], sources, held.sizes, strict=True))
         taken = Taken([], [], {})
-        if None in sources or later:
-            # Device copies are enqueued first: they proceed while the host copies its own.
-            rows = list(zip(held.leaves, held.places, held.sizes, strict=True))
-            captured = [row for row, source in zip(rows, sources, strict=True) if source is None]
-            under_way = self._capture([row for row in captured if row[0] not in later])
-            on_host = [(leaf, move) for leaf, move in zip(held.leaves, moves, strict=True) if move[1] is not None]
-            put_off = {leaf: move for leaf, move in on_host if leaf in later}
-            moves = [move for leaf, move in on_host if leaf not in put_off]
-            taken = Taken(under_way, self._capture([row for row in captured if row[0] in later]), put_off)
         try:
+            if None in sources or later:
+                # Device copies are enqueued first: they proceed while the host copies its own.
+                rows = list(zip(held.leaves, held.places, held.sizes, strict=True))
+                captured = [row for row, source in zip(rows, sources, strict=True) if source is None]
+                self._capture([row for row in captured if row[0] not in later], taken.under_way)
+                self._capture([row for row in captured if row[0] in later], taken.later)
+                on_host = [(leaf, move) for leaf, move in zip(held.leaves, moves, strict=True) if move[1] is not None]
+                taken.put_off.update((leaf, move) for leaf, move in on_host if leaf in later)
+                moves = [move for leaf, move in on_host if leaf not in taken.put_off]
             copy_memory(moves)  # type: ignore[arg-type]
-        except BaseException:
-            for each in (*taken.under_way, *taken.later):
-                each.capture.wait()  # nobody else may get the arena while a device still writes to it
-            raise
+        except BaseException as error:
+            # Nobody else may get the arena while a device still writes to it.
+            wait_all([each.capture.wait for each in (*taken.under_way, *taken.later)], error)
         return taken
 
-    def _capture(self, rows: Sequence[tuple[int, int, int]]) -> list[UnderWay]:
-        """Have the families copy (leaf, place, size) into the arena."""
+    def _capture(self, rows: Sequence[tuple[int, int, int]], begun: list[UnderWay]) -> None:
+        """Have the families copy (leaf, place, size) into the arena. What is under way is in ``begun`` even when this
+        raises."""
         gathered: dict[int, tuple[ArrayFamily, Pairs, dict[int, int]]] = {}
         for index, place, nbytes in rows:
             leaf = self._leaves[index]
             _, pairs, position = gathered.setdefault(id(leaf.family), (leaf.family, [], {}))
             position[index] = len(pairs)
             pairs.append((leaf.value, self._memory[place : place + nbytes]))
-        return [UnderWay(family.capture(pairs), position) for family, pairs, position in gathered.values()]
+        for family, pairs, position in gathered.values():
+            begun.append(UnderWay(family.capture(pairs), position))
 
     def copy_units(self, units: Sequence[Unit]) -> None:
         """Copy these units, which follow those of the last call. They are final on return."""
@@ -114,14 +115,16 @@ class Copies:
                 else:
                     cut.append((leaf, inner, host))
         captures: list[Capture] = []
+        failed: BaseException | None = None
         try:
-            captures += [family.capture(pairs) for family, pairs in whole.values()]
+            for family, pairs in whole.values():
+                captures.append(family.capture(pairs))
             for leaf, inner, host in cut:  # one by one: a piece may be a copy of its own
                 captures.append(leaf.family.capture([(leaf.family.piece(leaf.value, inner, inner + len(host)), host)]))
             copy_memory(moves)
-        finally:
-            for capture in captures:
-                capture.wait()
+        except BaseException as error:
+            failed = error
+        wait_all([capture.wait for capture in captures], failed)
         for unit in units:
             # Not from the live leaf again: chunk and page must show the same bytes, whoever else may be writing there.
             image = self._image(unit)

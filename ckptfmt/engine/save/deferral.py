@@ -11,9 +11,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.save.freeze import FrozenLeaf
@@ -28,9 +29,8 @@ DEFERRED_BYTES_MIN: Final = 64 << 10
 """Smaller tensors in host memory are copied at once: that takes no longer than to keep an eye on them."""
 
 
-@dataclass(frozen=True)
-class Watch:
-    """The count of changes of one tensor when its copy was ordered."""
+class Watch(msgspec.Struct, frozen=True):
+    """The count of changes of one tensor when its copy was ordered. A Struct: one is made per tensor in the stall."""
 
     name: str
     value: Any
@@ -41,25 +41,40 @@ class Watch:
         return self.owner.changes(self.value) != self.count
 
 
-def watch_owned(leaves: Sequence[FrozenLeaf], owners: Iterable[Ownership], families: Families) -> dict[int, Watch]:
-    """Leaf index -> watch, for every leaf that is exactly a tensor with an owner."""
-    owner_of: dict[Hashable, Ownership] = {}
+def watch_owned(
+    leaves: Sequence[FrozenLeaf], owners: Sequence[Ownership], families: Families
+) -> dict[int, Sequence[Watch]]:
+    """Leaf index -> watches, for every leaf that is exactly a tensor with an owner.
+
+    Tensors of the same memory may each have a count of their own (torch: ``parameter`` and ``parameter.data``), so what
+    is watched is each tensor that an owner changes, and the saved one.
+    """
+    if not owners:
+        return {}
+    alias_of = {id(leaf.value): leaf.spec.alias for leaf in leaves}
+    owned: dict[Hashable, list[tuple[Ownership, Any]]] = {}
     for owner in owners:
         for value in owner.values(DEFERRED_BYTES_MIN):
-            family = families.of(value)
-            if family is not None:
-                try:
-                    alias = family.describe(value, "").alias
-                except UnsupportedValue:  # not in the saved state then, which would have been refused
-                    continue
-                if alias is not None:
-                    owner_of[alias] = owner
-    found: dict[int, Watch] = {}
-    for index, leaf in enumerate(leaves if owner_of else ()):
-        owner_found = owner_of.get(leaf.spec.alias)
-        if owner_found is not None:
-            found[index] = Watch(leaf.name, leaf.value, owner_found, owner_found.changes(leaf.value))
+            # Nearly all stand in the state themselves, and are described already.
+            alias = alias_of[id(value)] if id(value) in alias_of else _alias(value, families)
+            if alias is not None:
+                owned.setdefault(alias, []).append((owner, value))
+    found: dict[int, Sequence[Watch]] = {}
+    for index, leaf in enumerate(leaves if owned else ()):
+        changing = owned.get(leaf.spec.alias)
+        if changing is not None:
+            if all(value is not leaf.value for _, value in changing):
+                changing = [*changing, (changing[0][0], leaf.value)]
+            found[index] = [Watch(leaf.name, value, owner, owner.changes(value)) for owner, value in changing]
     return found
+
+
+def _alias(value: Any, families: Families) -> Hashable | None:
+    family = families.of(value)
+    try:
+        return None if family is None else family.describe(value, "").alias
+    except UnsupportedValue:  # not in the saved state then, which would have been refused
+        return None
 
 
 class Deferral:

@@ -22,6 +22,7 @@ from ckptfmt.engine.save.window import Window
 from ckptfmt.engine.transfer import copy_memory
 from ckptfmt.errors import CkptError
 from ckptfmt.format import tree
+from ckptfmt.ports.arrays import wait_all
 
 log = logging.getLogger("ckptfmt")
 
@@ -49,7 +50,7 @@ class Planner:
             self._seen = frozen.seen
         plan = self._plans.get((sync, host_bytes_max))
         if plan is None:
-            plan = make_plan(named, self._signature, sync=sync, host_bytes_max=host_bytes_max)
+            plan = make_plan(named, sync=sync, host_bytes_max=host_bytes_max)
             self._plans[sync, host_bytes_max] = plan
         return plan
 
@@ -85,20 +86,23 @@ class Snapshot:
         self._window = Window(plan.passing)
 
     # -- the side that copies -------------------------------------------------------------------
-    def take(self, watches: Mapping[int, Watch]) -> None:
+    def take(self, watches: Mapping[int, Sequence[Watch]]) -> None:
         """Copy the leaves of the packs that are held whole; host memory is final on return, but for that of the leaves
         in ``watches``."""
         if self._copies is None:
             raise AssertionError("a snapshot is taken once")
         taken = self._copies.copy_held(watches.keys())
-        self._under_way, self._put_off = taken.under_way, frozenset(taken.put_off)
-        self._later = [each for each in taken.later if not each.final()]
+        self._under_way, self._later, self._put_off = taken.under_way, taken.later, frozenset(taken.put_off)
+        try:
+            self._later = [each for each in taken.later if not each.final()]
+        except BaseException as error:
+            wait_all([each.capture.wait for each in (*self._under_way, *self._later)], error)
         if self._later or self._put_off:
             self.deferral = Deferral(
                 partial(self._copy_later, list(taken.put_off.values())),
                 [each.capture for each in self._later],
-                on_host=[watches[leaf] for leaf in taken.put_off],
-                on_device=[watches[leaf] for each in self._later for leaf in each.position],
+                on_host=[watch for leaf in taken.put_off for watch in watches[leaf]],
+                on_device=[watch for each in self._later for leaf in each.position for watch in watches[leaf]],
             )
         if not self.plan.passing:
             self._copies = None
@@ -138,8 +142,7 @@ class Snapshot:
             self._window.copied(len(units))
 
     def _settle(self) -> None:
-        for each in self._under_way:
-            each.capture.wait()
+        wait_all([each.capture.wait for each in self._under_way])
 
     def stall(self) -> float:
         """For how long the save has blocked training, in seconds; waits until all of the state is frozen. Raises why
@@ -198,10 +201,8 @@ class Snapshot:
         the sources."""
         self.drop()
         try:
-            self._settle()
+            wait_all([each.capture.wait for each in (*self._under_way, *self._later)])
         finally:
-            for each in self._later:
-                each.capture.wait()
             if self.deferral is not None:
                 self.deferral.settle()
 
