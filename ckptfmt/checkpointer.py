@@ -99,13 +99,20 @@ class Checkpointer:
         self._flights.lift()
         return self._policy.should_save(step, preempted=self.preempted)
 
-    def prepare(self, state: Any) -> None:
-        """Plan the state and touch the arena in the background, so that the first save is as quick as the second."""
+    def prepare(self, state: Any, *, sync: Patterns | None = None) -> None:
+        """Plan the state and touch the arena in the background, so that the first save is as quick as the second.
+
+        Give the ``sync`` of that save: what is written before ``save`` returns needs no host memory.
+        """
         self._check_usable()
         self._join_preparation()
         self._flights.land()
         plan = plan_state(
-            state, families=self._families(), planner=self._planner, host_bytes_max=self._modes.arena_bytes_max
+            state,
+            families=self._families(),
+            planner=self._planner,
+            sync=sync,
+            host_bytes_max=self._modes.arena_bytes_max,
         )
         if not self._flights.full:
             self._prefault(plan.arena_bytes)

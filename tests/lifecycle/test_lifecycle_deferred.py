@@ -339,6 +339,25 @@ def test_a_change_that_nobody_announced_fails_the_save(
     assert_saved(process, process.row().id, wanted)
 
 
+@pytest.mark.parametrize("saved", [lambda w: w.data, lambda w: w.detach(), lambda w: w], ids=["data", "detached", "w"])
+@pytest.mark.parametrize("changed", ["the parameter", "what is saved"])
+def test_the_same_whichever_tensor_of_that_memory_is_saved(
+    process: Process, gate: Gate, saved: Callable[[torch.Tensor], torch.Tensor], changed: str
+) -> None:
+    """``w.data`` has a count of changes of its own."""
+    weight = nn.Parameter(torch.randn(64, 64))
+    state = {"w": saved(weight), "opt": optim.SGD([weight], lr=0.1)}
+    with process.checkpointer(freeze="deferred") as checkpointer:
+        gate.open.clear()
+        pending = save(checkpointer, state)
+        assert gate.reached.wait(10)
+        with torch.no_grad():
+            (weight if changed == "the parameter" else state["w"]).add_(1)
+        gate.open.set()
+        with pytest.raises(SaveFailed, match="w: changed while it was being copied"):
+            pending.result()
+
+
 def test_a_copy_that_fails_is_the_failure_of_the_save_not_of_the_step(process: Process, gate: Gate) -> None:
     job = Job()
     with process.checkpointer(freeze="deferred") as checkpointer:
@@ -374,7 +393,11 @@ def test_an_optimizer_that_takes_no_hook_fails_the_save(process: Process, gate: 
 
 
 def test_a_disk_that_fails_while_copies_are_under_way(place: Place, gate: Gate) -> None:
-    process = place.open(Fault("open_writer", error=lambda: BackendError("the disk is broken")))
+    def broken() -> BackendError:
+        gate.reached.wait(10)  # not before
+        return BackendError("the disk is broken")
+
+    process = place.open(Fault("open_writer", error=broken))
     job = Job()
     with process.checkpointer(freeze="deferred") as checkpointer:
         gate.open.clear()

@@ -119,6 +119,22 @@ def check_round_trip(checkpointer: Any, sync: Any) -> None:
         assert same(plain(into), wanted[step - 1])
 
 
+def test_what_is_prepared_is_what_that_save_takes(place: Place) -> None:
+    with place.open().checkpointer() as checkpointer:
+        taken = []
+        for sync in ("*", "w", None):
+            state = state_of(1, LARGE)
+            checkpointer.prepare(state, sync=sync)
+            prepared = checkpointer._flights.idle_arena().nbytes
+            save(checkpointer, state, len(taken), sync).result()
+            checkpointer.wait()
+            assert checkpointer._flights.idle_arena().nbytes == prepared
+            taken.append(prepared)
+        assert taken[0] <= WINDOW < taken[1] < taken[2]
+        with pytest.raises(InvalidInput, match="sync="):
+            checkpointer.prepare(state, sync=[""])
+
+
 def test_what_comes_back_is_what_was_there_when_save_returned(place: Place, mode: tuple[dict[str, Any], Any]) -> None:
     options, sync = mode
     with place.open().checkpointer(**options) as checkpointer:
