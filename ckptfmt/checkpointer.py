@@ -265,7 +265,8 @@ class Checkpointer:
     ) -> RestoreReport | None:
         """Fill ``into`` from the latest committed generation (or ``at``). None only if the run never had any.
 
-        All or nothing, unless ``host_bytes_max`` is below what is read: then as with ``atomic=False``.
+        All or nothing, unless ``host_bytes_max`` is below what is read: then as with ``atomic=False``. What
+        ``load_state_dict`` takes (an optimizer's state) is held whole in any case, and counts.
 
         With ``fallback`` a generation that cannot be read gives way to the one before it: loudly, recorded in the
         catalog, and told in the report. ``Mismatch``, ``Corrupt`` and the rest are as of ``ckptfmt.restore``.
