@@ -1,11 +1,35 @@
-"""What tests of several folders start from: made once, then copied, since migrating a new catalog takes long."""
+"""What tests of several folders start from, made once, then copied, since migrating a new catalog takes long; and what
+they tell at the end of the session."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+_TOLD = pytest.StashKey[dict[str, list[str]]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_TOLD] = {}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for title, lines in config.stash[_TOLD].items():
+        terminalreporter.section(title)
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def tell(pytestconfig: pytest.Config) -> Callable[[str, str], None]:
+    """``tell(title, line)`` adds a line to the summary of the test session."""
+
+    def add(title: str, line: str) -> None:
+        pytestconfig.stash[_TOLD].setdefault(title, []).append(line)
+
+    return add
 
 
 @pytest.fixture(scope="session")

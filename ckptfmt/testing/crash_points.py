@@ -21,7 +21,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ckptfmt.errors import CkptError, Fenced
+from ckptfmt.engine.save.outcome import find_fenced
+from ckptfmt.errors import CkptError
 from ckptfmt.testing.crash_checks import Door, Examination
 from ckptfmt.testing.crash_life import WAYS, Life, Operation, Place, Places, Strike, Way
 from ckptfmt.testing.crash_scenarios import RUN, Scenario, Successor, Told
@@ -227,14 +228,6 @@ class Overtaken:
             problems.append(
                 f"the newer launch restored step {successor.restored}, but {rows[1].step} came before its own"
             )
-        if told.failed and not any(_fenced(error) for error in told.errors):
+        if told.failed and not any(find_fenced(error) for error in told.errors):
             problems.append(f"the older launch never said that it was fenced: {told.errors}")
         return problems
-
-
-def _fenced(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, Fenced):
-            return True
-        error = error.__cause__
-    return False

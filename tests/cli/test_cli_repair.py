@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import pytest
 from cli_fixtures import ok, ok_json, run, save_steps
 
 
@@ -33,7 +37,10 @@ def test_a_lost_catalog(tmp_path: Path) -> None:
     cleared = ok_json("db", "hold", f"{tmp_path}#train", "--clear")
     assert (cleared["cleared"], cleared["runs"]) == (True, [{"run": "train", "held": False}])
     assert ok("gc", tmp_path) == "nothing to remove\n"
-    assert run("db", "hold", f"{tmp_path}#none").code == 10
+    absent = run("db", "hold", f"{tmp_path}#none")
+    assert (absent.code, "it has 'train'" in absent.err) == (10, True)
+    by_proof = run("db", "hold", tmp_path, "--catalog", "none")
+    assert (by_proof.code, "db hold needs the one that governs it" in by_proof.err) == (2, True)
 
 
 def test_a_catalog_that_was_put_back(tmp_path: Path) -> None:
@@ -61,3 +68,26 @@ def test_a_copied_root(tmp_path: Path) -> None:
     assert ok("ls", tmp_path / "ckpts")
     assert run("db", "adopt", f"{tmp_path / 'copy'}#train").code == 2
     assert run("db", "rebuild", tmp_path / "nothing").code == 10
+
+
+@pytest.mark.parametrize(
+    ("verb", "takes", "catalog"),
+    [("rebuild", "URL", False), ("adopt", "URL", False), ("hold", "URL[#RUN]", False), ("check", "URL", True)],
+)
+def test_help_tells_what_a_verb_takes(verb: str, takes: str, catalog: bool) -> None:
+    text = ok("db", verb, "--help")
+    (line,) = re.findall(r"^  (URL\S*) +(.*(?:\n {10,}.*)*)", text, re.MULTILINE)
+    assert line[0] == takes
+    assert ("sqlite:////path" in line[1]) == catalog
+
+
+def test_a_users_own_view_is_no_reason_to_set_a_catalog_aside(tmp_path: Path) -> None:
+    save_steps(tmp_path, 10)
+    with closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as database:
+        database.execute("CREATE VIEW mine AS SELECT step FROM generations")
+    refused = run("db", "rebuild", tmp_path)
+    assert (refused.code, "is sound" in refused.err) == (2, True)
+    assert ok("db", "rebuild", "--merge", tmp_path)
+    assert not list(tmp_path.glob("*.aside-*"))
+    told = run("db", "check", tmp_path)
+    assert (told.code, "view mine is none of ckptfmt's" in told.out) == (15, True)

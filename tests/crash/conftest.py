@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from crash_places import FolderPlaces, MemoryPlaces
 
-LINES = pytest.StashKey[list[str]]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[LINES] = []
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    lines = config.stash.get(LINES, [])
-    if lines:
-        terminalreporter.section("crash points")
-        for line in lines:
-            terminalreporter.write_line(line)
-
 
 @pytest.fixture
-def tell(pytestconfig: pytest.Config) -> Any:
-    """Adds a line to the summary of the test session."""
-    return pytestconfig.stash[LINES].append
+def tell(tell: Callable[[str, str], None]) -> Callable[[str], None]:
+    return partial(tell, "crash points")
 
 
 @pytest.fixture

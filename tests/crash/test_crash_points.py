@@ -80,7 +80,7 @@ COUNTS = {
     ),
     "deferred": Count(_torch_scenario, 33, 20, 10, snapshot_only=True),
     "abort": Count(lambda: ABORT, 49, 28, 31),
-    "gc": Count(lambda: GC, 61, 16, 31),
+    "gc": Count(lambda: GC, 53, 17, 31),
     "recover": Count(lambda: RECOVER, 46, 16, 25),
     "takeover": Count(lambda: TAKEOVER, 60, 29, 41),
     "rebuild": Count(lambda: rebuilding(lose_catalog), 25, 3, 9),

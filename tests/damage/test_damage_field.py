@@ -48,7 +48,6 @@ Of a device or of many ranks, hence not of one machine: FR-111 (plans gathered o
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -56,6 +55,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage_bench import NAMES, Bench, state
+from field_cases import assert_every_case_has_tests
 
 import ckptfmt
 
@@ -63,12 +63,7 @@ CASES = [*range(1, 8), 9, 10, 12, 102, 103, 106, 107, 108, 109, 110, 113, 114, 1
 
 
 def test_every_case_has_tests_that_exist() -> None:
-    rows = dict(re.findall(r"^\| (FR-\d+) \|.*\| (test_.*) \|$", __doc__ or "", re.MULTILINE))
-    assert list(rows) == [f"FR-{number:03d}" for number in CASES]
-    written = "\n".join(path.read_text() for path in Path(__file__).parent.parent.rglob("*.py"))
-    defined = set(re.findall(r"^ *def (test_\w+)\(", written, re.MULTILINE))
-    for case, names in rows.items():
-        assert set(names.split(", ")) <= defined, (case, set(names.split(", ")) - defined)
+    assert_every_case_has_tests(__doc__, CASES)
 
 
 @pytest.fixture

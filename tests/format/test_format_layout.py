@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -200,6 +201,17 @@ def test_duplicates_are_refused_even_if_sealed() -> None:
 def test_sealed_nonsense(body: bytes) -> None:
     with pytest.raises(FormatError):
         verdict.decode_commit(sealed(body))
+
+
+@pytest.mark.parametrize("run", ["a#b", "a@7", "a\n", "\x00"])
+@pytest.mark.parametrize(("encode", "decode", "value"), OBJECTS[2:])
+def test_a_verdict_on_a_run_that_cannot_be_is_refused(encode: Any, decode: Any, value: Any, run: str) -> None:
+    """Whoever asks for the folder of its run would stumble over it."""
+    with pytest.raises(InvalidInput, match="is of no run"):
+        encode(msgspec.structs.replace(value, run=run))
+    body = msgspec.json.encode(msgspec.structs.replace(value, run=run))[:-1]
+    with pytest.raises(FormatError, match="is of no run"):
+        decode(sealed(body))
 
 
 def test_long_objects_are_refused_unread() -> None:

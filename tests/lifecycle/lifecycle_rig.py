@@ -204,15 +204,6 @@ def ended(row: GenerationRecord) -> bool:
     return row.state in (State.ABORTED, State.DELETED) and row.commit_seq is None
 
 
-def chain_of(error: BaseException | None) -> list[BaseException]:
-    """The error and its explicit causes."""
-    found = []
-    while error is not None:
-        found.append(error)
-        error = error.__cause__
-    return found
-
-
 def eventually(what: Callable[[], bool], seconds: float = 10.0) -> None:
     """Fail unless ``what`` becomes true in time."""
     until = time.monotonic() + seconds

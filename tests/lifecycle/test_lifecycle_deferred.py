@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from error_chain import chain_of
 from forked import in_child
-from lifecycle_rig import Place, Process, chain_of, ended, state_of
+from lifecycle_rig import Place, Process, ended, state_of
 from torch import nn, optim
 
 from ckptfmt.checkpointer import Checkpointer

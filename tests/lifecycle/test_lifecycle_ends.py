@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_chain import chain_of
 from forked import in_child
-from lifecycle_rig import Place, assert_state, chain_of, ended, named, run_child, state_of
+from lifecycle_rig import Place, assert_state, ended, named, run_child, state_of
 from test_lifecycle_exits import PRELUDE
 
 import ckptfmt

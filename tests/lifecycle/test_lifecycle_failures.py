@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lifecycle_rig import Place, assert_state, chain_of, ended, eventually, named, state_of
+from error_chain import chain_of
+from lifecycle_rig import Place, assert_state, ended, eventually, named, state_of
 
 import ckptfmt
 from ckptfmt.checkpointer import Checkpointer

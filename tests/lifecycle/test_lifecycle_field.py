@@ -44,19 +44,10 @@ FR-044 (ranks that make up different names).
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import ckptfmt
+from field_cases import assert_every_case_has_tests
 
 CASES = [*range(13, 18), *range(20, 22), *range(23, 26), *range(39, 44), 45, 116, *range(118, 124)]
 
 
 def test_every_case_has_tests_that_exist() -> None:
-    rows = dict(re.findall(r"^\| (FR-\d+) \|.*\| (test_.*) \|$", __doc__ or "", re.MULTILINE))
-    assert list(rows) == [f"FR-{number:03d}" for number in CASES]
-    tests, shipped = Path(__file__).parent.parent, Path(ckptfmt.__file__).parent / "testing"
-    written = "\n".join(path.read_text() for folder in (tests, shipped) for path in folder.rglob("*.py"))
-    defined = set(re.findall(r"^ *def (test_\w+)\(", written, re.MULTILINE))
-    for case, names in rows.items():
-        assert set(names.split(", ")) <= defined, case
+    assert_every_case_has_tests(__doc__, CASES)

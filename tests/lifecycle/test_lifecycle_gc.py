@@ -103,9 +103,38 @@ def test_the_tombstone_is_there_before_the_first_byte_goes(place: Place) -> None
     _collect(process)
     folder = f"runs/{first.run_key}/{first.key}/"
     changes = [op for op, key in process.journal if key.startswith(folder) or op == "mark_swept"]
-    assert changes == ["create", "create", "delete", "delete", "delete", "mark_swept"]  # the second create is a repeat
+    assert changes == ["create", "delete", "delete", "delete", "mark_swept"]
     created = [key for op, key in process.journal if op == "create"]
     assert set(created) == {f"{folder}RETIRED.json"}
+
+
+def test_a_tombstone_that_is_noted_is_not_made_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every gc meets every retired generation until its grace is over."""
+    process = place.open()
+    _save(process, 1, 2)
+    first = process.rows()[0]
+    collecting.retire(process.site, first.id)
+    del process.journal[:]
+    for _ in range(2):
+        assert process.repository.gc(dry_run=False).waiting
+    assert {op for op, _ in process.journal} == {"sweep_debris"}
+    asked: list[int] = []
+    looked: list[str] = []
+    events, listed = process.catalog._inner.events, process.backend.list
+
+    def ask(**named: Any) -> Any:
+        asked.extend(number for name, number in named.items() if name == "generation_id")
+        return events(**named)
+
+    def look(prefix: str) -> Any:
+        looked.append(prefix)
+        return listed(prefix)
+
+    monkeypatch.setattr(process.catalog._inner, "events", ask)
+    monkeypatch.setattr(process.backend, "list", look)
+    assert len(_collect(process).items) == 3
+    assert asked == [first.id]
+    assert looked.count(f"runs/{first.run_key}/{first.key}") == 1
 
 
 def test_objects_that_appear_under_a_tombstoned_key_are_swept_again(place: Place) -> None:
@@ -137,6 +166,32 @@ def test_unknown_folders_are_reported_and_never_deleted(place: Place) -> None:
     assert not report.items
     for name in [*(f"{folder}/keep.bin" for folder in strange), "notes.txt"]:
         assert process.backend.read(name, limit=100) == b"precious"
+
+
+def test_folders_of_a_save_that_begins_meanwhile_are_not_unknown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog is asked once for all of them, after they were listed."""
+    process = place.open()
+    _save(process, 1, 2, 3)
+    states = process.catalog._inner.states
+    asked: list[int] = []
+
+    def begin_then_tell() -> Any:
+        asked.append(len(asked))
+        return states()
+
+    listed = process.backend.list_folders
+
+    def list_then_save(prefix: str) -> Any:
+        found = listed(prefix)
+        if prefix == "runs" and not asked:
+            _save(place.open(), 4)
+        return found
+
+    monkeypatch.setattr(process.catalog._inner, "states", begin_then_tell)
+    monkeypatch.setattr(process.catalog._inner, "generation_by_key", None)
+    monkeypatch.setattr(process.backend, "list_folders", list_then_save)
+    assert collecting.unknown_folders(process.site) == []
+    assert asked == [0]
 
 
 def test_a_committed_verdict_saves_an_aborted_row(place: Place) -> None:

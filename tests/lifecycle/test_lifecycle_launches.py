@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_chain import chain_of
 from lifecycle_rig import (
     Place,
     Process,
     assert_state,
-    chain_of,
     ended,
     eventually,
     named,

@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
-from lifecycle_rig import Place, assert_state, chain_of, ended, run_child, state_of
+from error_chain import chain_of
+from lifecycle_rig import Place, assert_state, ended, run_child, state_of
 
 import ckptfmt
 from ckptfmt.engine import plan as plans

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lifecycle_rig import Place, Process, assert_state, chain_of, named, state_of
+from error_chain import chain_of
+from lifecycle_rig import Place, Process, assert_state, named, state_of
 
 from ckptfmt.errors import CatalogError, OutcomeUnknown, OutOfSpace, SaveFailed, Unavailable
 from ckptfmt.ports.catalog import UNWRITABLE

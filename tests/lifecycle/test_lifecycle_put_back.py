@@ -9,7 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from lifecycle_rig import Place, Process, assert_state, chain_of, named, state_of
+from error_chain import chain_of
+from lifecycle_rig import Place, Process, assert_state, named, state_of
 
 from ckptfmt.engine import contradictions, governing, process, verdicts
 from ckptfmt.engine.keep import gc as collecting

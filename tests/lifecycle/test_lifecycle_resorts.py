@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lifecycle_rig import Place, Process, chain_of, state_of
+from error_chain import chain_of
+from lifecycle_rig import Place, Process, state_of
 
 from ckptfmt import connect
 from ckptfmt.catalog.sql import SqlCatalog

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_chain import chain_of
 from lifecycle_rig import (
     Place,
     assert_state,
-    chain_of,
     ended,
     eventually,
     run_child,
@@ -96,13 +96,25 @@ def test_the_order_is_that_of_the_saves_though_the_second_begins_first(place: Pl
 
 
 def test_a_third_save_waits_for_the_oldest_and_memory_is_two_snapshots(place: Place) -> None:
-    process = place.open(Fault("write_at", delay=0.3, times=None))
+    hold = threading.Event()
+    first_write = Fault("write_at", hold=hold)
+    process = place.open(first_write, Fault("write_at", delay=0.1, times=None))
     with process.checkpointer(in_flight_max=2) as checkpointer:
-        saves = [save(checkpointer, step) for step in range(6)]
+        saves = [save(checkpointer, step) for step in range(2)]  # neither waits: nothing is written so far
+        assert first_write.reached.wait(10)
+        assert checkpointer.in_flight == tuple(saves)
+        third = threading.Thread(target=lambda: saves.append(save(checkpointer, 2)))
+        third.start()
+        third.join(0.2)
+        assert third.is_alive()
+        assert checkpointer.in_flight == tuple(saves[:2])
+        hold.set()
+        third.join(20)
+        assert saves[0].done()
+        assert saves[1].busy_seconds < saves[2].busy_seconds
+        saves += [save(checkpointer, step) for step in range(3, 6)]
         assert [pending.done() for pending in saves[:4]] == [True] * 4
         assert len(checkpointer.in_flight) <= 2
-        assert saves[1].busy_seconds < 0.2
-        assert saves[2].busy_seconds > 0.1
     assert steps_in_order_of_commit(process) == list(range(6))
     for row in process.rows():
         assert_state(process.repository.generation(row.id).load(), row.step)

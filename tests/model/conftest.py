@@ -14,19 +14,6 @@ for _folder in (Path(__file__).parent, Path(__file__).parent.parent / "lifecycle
         sys.path.insert(0, str(_folder))
 
 from lifecycle_rig import Place  # noqa: E402
-from protocol_model.reporting import LINES  # noqa: E402
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[LINES] = []
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    lines = config.stash.get(LINES, [])
-    if lines:
-        terminalreporter.section("the model of the commit protocol")
-        for line in lines:
-            terminalreporter.write_line(line)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from protocol_model.configurations import LIMITS, MUTANTS, SOUND, pairs_covered, pairs_wanted
 from protocol_model.explorer import Found, explore
 from protocol_model.machine import IDLE, STEPS
-from protocol_model.reporting import LINES, report
+from protocol_model.reporting import TITLE, report
 from protocol_model.variant import Mutant, Variant
 
 STATES_EXPECTED: dict[str, int] = {
@@ -64,15 +65,15 @@ Explored = dict[Variant, Found]
 
 
 @pytest.fixture(scope="module")
-def explored(pytestconfig: pytest.Config) -> Explored:
+def explored(tell: Callable[[str, str], None]) -> Explored:
     """Everything, explored in as many processes as there are cores for it: the largest first."""
     variants = [*SOUND, *MUTANTS, *LIMITS.values()]
     variants.sort(key=lambda variant: -STATES_EXPECTED.get(variant.name, 0))
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         found = dict(zip(variants, pool.map(explore, variants), strict=True))
-    lines: list[str] = pytestconfig.stash[LINES]
-    for group in (SOUND, MUTANTS, tuple(LIMITS.values())):
-        lines += [line for variant in group for line in report(found[variant])]
+    for variant in (*SOUND, *MUTANTS, *LIMITS.values()):
+        for line in report(found[variant]):
+            tell(TITLE, line)
     return found
 
 

@@ -121,15 +121,6 @@ def _run(steps: Sequence[tuple[str, str, int]], template: Path) -> None:
         _check(Path(shutil.copytree(template, Path(folder) / "ckpts")), steps)
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty repository: migrating a catalog for each example would be most of the time."""
-    root: Path = tmp_path_factory.mktemp("empty") / "ckpts"
-    ckptfmt.open(root).close()
-    root.rename(root.with_name("kept"))
-    return root.with_name("kept")
-
-
 _QUICK = settings(
     max_examples=8,
     deadline=None,
@@ -140,12 +131,12 @@ _QUICK = settings(
 
 @_QUICK
 @given(steps=STEPS)
-def test_random_histories(template: Path, steps: Sequence[tuple[str, str, int]]) -> None:
-    _run(steps, template)
+def test_random_histories(empty_repository: Path, steps: Sequence[tuple[str, str, int]]) -> None:
+    _run(steps, empty_repository)
 
 
 @pytest.mark.slow
 @settings(_QUICK, max_examples=60)
 @given(steps=STEPS)
-def test_many_random_histories(template: Path, steps: Sequence[tuple[str, str, int]]) -> None:
-    _run(steps, template)
+def test_many_random_histories(empty_repository: Path, steps: Sequence[tuple[str, str, int]]) -> None:
+    _run(steps, empty_repository)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from datetime import timedelta
@@ -16,6 +17,7 @@ from ckptfmt.cli.repair import repair_catalog
 from ckptfmt.engine.contradictions import contradictions
 from ckptfmt.engine.keep.gc import collect, retire
 from ckptfmt.errors import CatalogBehind, CkptError, Conflict, FormatError
+from ckptfmt.format import checksum
 from ckptfmt.format.states import State
 
 History = dict[str, list[Told]]
@@ -206,6 +208,23 @@ def test_a_copy_taken_while_others_write_is_merged_or_rebuilt(root: Path) -> Non
         sound = repair.condition(f"sqlite:///{root}/catalog.sqlite").state == "sound"
         repair_catalog(root, how="merge" if sound else "rebuild")
         assert_sound(root, after)
+
+
+def test_a_verdict_on_a_run_that_cannot_be_stops_nothing(root: Path, before: History) -> None:
+    """One sealed object of somebody's making, in a folder that the catalog does not know."""
+    (run_key, key) = next(iter((root / "runs").glob("*/*/COMMIT.json"))).parts[-3:-1]
+    made = root / "runs" / run_key / ("f" * 32)
+    made.mkdir()
+    record = json.loads((root / "runs" / run_key / key / "COMMIT.json").read_bytes())
+    del record["self_digest"]
+    body = json.dumps(record | {"run": "a#b", "key": made.name}, separators=(",", ":")).encode()[:-1]
+    digest = checksum.hex_digest(body).encode()
+    (made / "COMMIT.json").write_bytes(body + b',"self_digest":"' + digest + b'"}\n')
+    with ckptfmt.open(root) as repository:
+        assert any(made.name in unknown for unknown in repository.gc().unknown)
+    (one,) = repair_catalog(root, how="merge").left_out
+    assert "is of no run" in one.reason
+    assert_sound(root, before)
 
 
 def test_a_strangers_catalog_is_not_merged(root: Path, before: History, tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from error_chain import chain_of
 from rig_jobs import differences, state_of
 
 import ckptfmt
@@ -98,13 +99,25 @@ class Saves:
         self.assert_swept()
 
 
-def causes(error: BaseException | None) -> list[BaseException]:
-    """The error and what caused it."""
-    found = []
-    while error is not None:
-        found.append(error)
-        error = error.__cause__
-    return found
+@contextlib.contextmanager
+def before(checkpointer: Checkpointer, name: str, act: Callable[[], None], match: str = "") -> Iterator[list[str]]:
+    """Do something right before the first system call of this name on such a path; the paths where it was done."""
+    calls: Any = checkpointer._context.site.backend._sys  # type: ignore[attr-defined]
+    real = getattr(calls, name)
+    done: list[str] = []
+
+    def call(subject: Any, *arguments: Any) -> Any:
+        path = str(arguments[0] if name == "link" else subject)
+        if match in path and not done:
+            done.append(path)
+            act()
+        return real(subject, *arguments)
+
+    setattr(calls, name, call)
+    try:
+        yield done
+    finally:
+        delattr(calls, name)
 
 
 def assert_tells(error: BaseException | None, kind: type[CkptError], *words: str) -> None:
@@ -116,7 +129,7 @@ def assert_tells(error: BaseException | None, kind: type[CkptError], *words: str
     assert f"generation {error.generation_id}" in text, text
     assert error.key
     assert error.stage in ("begin", "persist", "merge", "commit"), text
-    assert any(isinstance(cause, kind) for cause in causes(error)), [type(cause) for cause in causes(error)]
+    assert any(isinstance(cause, kind) for cause in chain_of(error)), [type(cause) for cause in chain_of(error)]
     assert ";" in text or ": " in text.rpartition(")")[2], text  # what to do next
     for word in words:
         assert word in text, (word, text)

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from error_chain import chain_of
 from rig_faulty import FaultyDisk
 from rig_needs import need_tools
-from rig_saves import Saves, assert_tells, causes
+from rig_saves import Saves, assert_tells
 
 from ckptfmt.errors import BackendError, Corrupt, OutOfSpace, SaveFailed
 
@@ -99,7 +100,7 @@ def test_a_disk_that_keeps_failing_fails_the_save(disk: FaultyDisk, saves: Saves
         error = saves.fail(checkpointer, 3)
         assert_tells(error, BackendError, PACK, "Input/output error", "system log")
         assert error.stage == "persist"
-        assert [cause.kind for cause in causes(error) if isinstance(cause, BackendError)] == ["io_error"]
+        assert [cause.kind for cause in chain_of(error) if isinstance(cause, BackendError)] == ["io_error"]
         names = [path for done, path, code in disk.calls() if done == "create" and path.endswith(PACK)]
         assert len(set(names)) == 3  # bounded, and each time a new name
         saves.assert_intact()
@@ -150,7 +151,7 @@ def test_no_space_at_any_byte(disk: FaultyDisk, saves: Saves) -> None:
                 continue
             assert isinstance(error, SaveFailed), after
             assert_tells(error, OutOfSpace, "needed", "free", "ckptfmt gc")
-            full = next(cause for cause in causes(error) if isinstance(cause, OutOfSpace))
+            full = next(cause for cause in chain_of(error) if isinstance(cause, OutOfSpace))
             assert full.needed
             assert full.free
         saves.assert_intact()
@@ -165,7 +166,7 @@ def test_a_used_up_quota(disk: FaultyDisk, saves: Saves, op: str) -> None:
         disk.fail(op, errno.EDQUOT, match="/runs/")
         error = saves.fail(checkpointer, 3)
         assert_tells(error, OutOfSpace, "the quota is used up", "ckptfmt gc")
-        full = next(cause for cause in causes(error) if isinstance(cause, OutOfSpace))
+        full = next(cause for cause in chain_of(error) if isinstance(cause, OutOfSpace))
         assert full.free is None
         disk.heal()
         saves.assert_intact()

@@ -16,9 +16,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from error_chain import chain_of
 from rig_disks import Disk
 from rig_jobs import differences
-from rig_saves import RUN, Saves, assert_tells, causes
+from rig_saves import RUN, Saves, assert_tells, before
 
 from ckptfmt.engine.keep import gc
 from ckptfmt.errors import CatalogError, OutcomeUnknown, OutOfSpace, SaveFailed
@@ -56,8 +57,8 @@ def sized(memory_folder: Path) -> Iterator[SizedFolder]:
 def assert_no_space(error: BaseException) -> None:
     """No space, said by storage or by the catalog, with the numbers or the way out."""
     assert isinstance(error, SaveFailed), error
-    full = [cause for cause in causes(error) if isinstance(cause, OutOfSpace | CatalogError)]
-    assert full, causes(error)
+    full = [cause for cause in chain_of(error) if isinstance(cause, OutOfSpace | CatalogError)]
+    assert full, chain_of(error)
     if isinstance(full[0], CatalogError):
         assert full[0].kind == "catalog_full"
         assert "full: free space" in str(full[0]) or "no inodes left" in str(full[0]), full[0]
@@ -140,39 +141,15 @@ def test_a_disk_that_fills_up_while_a_save_is_written(sized: SizedFolder) -> Non
             def fill() -> None:
                 sized.leave_free(0)
 
-            backend = checkpointer._context.site.backend
-            calls = WatchedOnce(name, fill)
-            calls.install(backend)
-            with soon(sized.grow):
+            with before(checkpointer, name, fill) as done, soon(sized.grow):
                 error = saves.save(checkpointer, step).exception(60)
             sized.grow()
             saves.note(step, error)
             if error is not None:
                 assert_no_space(error)
-            assert calls.fired
+            assert done
     assert len(saves.committed) < 6
     saves.assert_heals(99)
-
-
-class WatchedOnce:
-    """Does something right before the next call of one name."""
-
-    def __init__(self, name: str, action: Callable[[], None]) -> None:
-        self.fired = False
-        self._name = name
-        self._action = action
-
-    def install(self, backend: object) -> None:
-        calls = backend._sys  # type: ignore[attr-defined]
-        real = getattr(calls, self._name)
-
-        def call(*arguments: object) -> object:
-            setattr(calls, self._name, real)
-            self.fired = True
-            self._action()
-            return real(*arguments)
-
-        setattr(calls, self._name, call)
 
 
 def test_no_inodes(new_disk: Callable[..., Disk]) -> None:
@@ -197,7 +174,7 @@ def test_no_inodes(new_disk: Callable[..., Disk]) -> None:
         if error is None:
             continue
         assert_no_space(error)
-        full = [cause for cause in causes(error) if isinstance(cause, OutOfSpace)]
+        full = [cause for cause in chain_of(error) if isinstance(cause, OutOfSpace)]
         seen.add(bool(full))
         if full:
             assert "no inodes" in str(error), error

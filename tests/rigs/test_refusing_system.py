@@ -22,39 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_chain import chain_of
 from forked import in_child
 from rig_disks import Disk, Switch
 from rig_needs import need_root
-from rig_saves import Saves, assert_tells, causes
+from rig_saves import Saves, assert_tells, before
 
 import ckptfmt
-from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.errors import AccessDenied, BackendError, CatalogError, CkptError, SaveFailed, Unavailable
 
 pytestmark = pytest.mark.rig
 
 NOBODY = 65534
-
-
-@contextlib.contextmanager
-def before(checkpointer: Checkpointer, name: str, act: Callable[[], None], match: str = "") -> Iterator[list[str]]:
-    """Do something right before the first system call of this name on such a path; the paths where it was done."""
-    calls: Any = checkpointer._context.site.backend._sys  # type: ignore[attr-defined]
-    real = getattr(calls, name)
-    done: list[str] = []
-
-    def call(subject: Any, *arguments: Any) -> Any:
-        path = str(arguments[0] if name == "link" else subject)
-        if match in path and not done:
-            done.append(path)
-            act()
-        return real(subject, *arguments)
-
-    setattr(calls, name, call)
-    try:
-        yield done
-    finally:
-        delattr(calls, name)
 
 
 # -- read-only --------------------------------------------------------------------------------------
@@ -112,7 +91,7 @@ def test_a_disk_that_goes_away(new_disk: Callable[..., Disk], kind: str, name: s
             with before(checkpointer, name, lose, match):
                 error = saves.save(checkpointer, 3).exception(60)
             assert isinstance(error, SaveFailed)
-            assert any(isinstance(cause, BackendError | CatalogError) for cause in causes(error)), causes(error)
+            assert any(isinstance(cause, BackendError | CatalogError) for cause in chain_of(error)), chain_of(error)
             told.append(str(error))
         return told[0], True
 
@@ -137,7 +116,7 @@ def test_files_that_may_not_be_so_large(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert_tells(error, BackendError, ".safetensors", "File too large", "ulimit -f")
-        assert [cause.kind for cause in causes(error) if isinstance(cause, BackendError)] == ["file_too_large"]
+        assert [cause.kind for cause in chain_of(error) if isinstance(cause, BackendError)] == ["file_too_large"]
         saves.assert_intact()
         saves.assert_swept()
         saves.committed.append(saves.save(checkpointer, 4).result(60).step)
@@ -165,7 +144,7 @@ def test_too_many_open_files(tmp_path: Path) -> None:
                 error = pending.exception(60)
                 saves.note(step, error)
                 if isinstance(error, SaveFailed):
-                    kinds = [isinstance(cause, Unavailable | CatalogError) for cause in causes(error)]
+                    kinds = [isinstance(cause, Unavailable | CatalogError) for cause in chain_of(error)]
                     outcomes.append([spare, any(kinds), str(error)])
                 else:
                     outcomes.append([spare, True, "committed"])

@@ -108,7 +108,8 @@ def _gc_next(world: World, s: bytes, a: Actor, out: Out) -> None:
         objects = s[folder + v.PACKS] | s[folder + v.PARTS] | s[folder + v.MANIFESTS]
         following = {
             v.ABORTED: "gc_slot",
-            v.RETIRED: _to_close(world),
+            # What is noted is durable: it is only looked at.
+            v.RETIRED: "grace" if s[row + v.CLOSED] and s[folder + v.STONE] == v.STONE_WHOLE else _to_close(world),
             v.DELETED: "remove_manifests" if objects else "",
         }.get(s[row + v.STATE], "")
         if following:
@@ -161,7 +162,7 @@ def _close_slot(world: World, s: bytes, a: Actor, out: Out) -> None:
     tear_long(world, s, a, out, g, v.ABORTED_VERDICT)
 
 
-@step("remove_manifests", "deletes the manifests of {g}", f"{_SWEEP}:_remove", op="delete manifest")
+@step("remove_manifests", "deletes the manifests of {g}", f"{_SWEEP}:remove", op="delete manifest")
 def _remove_manifests(world: World, s: bytes, a: Actor, out: Out) -> None:
     g = at_hand(s, a)
     t = bytearray(s)
@@ -171,7 +172,7 @@ def _remove_manifests(world: World, s: bytes, a: Actor, out: Out) -> None:
     emit(out, s, t, a, "done" if removed else "there were none", g=g, effect=removed)
 
 
-@step("remove_data", "deletes the packs and parts of {g}", f"{_SWEEP}:_remove", op="delete data")
+@step("remove_data", "deletes the packs and parts of {g}", f"{_SWEEP}:remove", op="delete data")
 def _remove_data(world: World, s: bytes, a: Actor, out: Out) -> None:
     g = at_hand(s, a)
     t = bytearray(s)
@@ -181,7 +182,7 @@ def _remove_data(world: World, s: bytes, a: Actor, out: Out) -> None:
     emit(out, s, t, a, "done" if removed else "there were none", g=g, effect=removed)
 
 
-@step("swept", "notes that {g} is deleted", f"{_SWEEP}:_remove", transactions.LINKS["mark_swept"], op="mark_swept")
+@step("swept", "notes that {g} is deleted", f"{_SWEEP}:remove", transactions.LINKS["mark_swept"], op="mark_swept")
 def _swept(world: World, s: bytes, a: Actor, out: Out) -> None:
     g = at_hand(s, a)
     attempt(world, s, a, out, lambda t: transactions.mark_swept(t, g), lambda t, _: _after_sweep(a), g=g)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import pytest
-
 from protocol_model.explorer import Found
 
-LINES: Final = pytest.StashKey[list[str]]()
-"""Filled by the tests, printed when they are over."""
+TITLE: Final = "the model of the commit protocol"
 
 
 def report(found: Found) -> list[str]:
