@@ -204,7 +204,7 @@ def open_site(
     from ckptfmt.engine.governing import governing_claim
 
     claim = governing_claim(backend)
-    markers.check_one_root(backend, marker, claim)
+    markers.check_one_root(backend, marker.repository, claim)
     chosen = catalog_url(backend, claim, catalog, mode)
     if chosen is None:
         return Connection(backend.url, Site(marker.repository, backend, None, read_only=True))
@@ -218,7 +218,8 @@ def open_site(
     return Connection(backend.url, site)
 
 
-def _is_embedded(backend: Backend, url: str) -> bool:
+def is_embedded(backend: Backend, url: str) -> bool:
+    """Whether the catalog at ``url``, as it is displayed, is the one that lies in the root itself."""
     return backend.traits.local and url == embedded_url(backend)
 
 
@@ -226,14 +227,14 @@ def _check_governs(site: Site, sql: Catalog, claim: verdict.CatalogClaim | None,
     """The catalog must be the one that governs this root, and know all that storage proves before it is written to."""
     from ckptfmt.engine import contradictions, governing
 
-    location: governing.Location = "embedded" if _is_embedded(site.backend, sql.url) else "external"
-    governing.check_governs(site, sql, claim, location=location, writing=False)
+    governing.check_governs(site, sql, claim)
     if not writing:
         return
     moved = sql.root_url() != site.backend.url
     if moved:
         _check_not_copied(site, sql)
-    governing.check_governs(site, sql, claim, location=location, writing=True)
+    location: governing.Location = "embedded" if is_embedded(site.backend, sql.url) else "external"
+    governing.claim_missing(site, sql, claim, location=location)
     contradictions.require_none(site)
     if moved:
         sql.moved_to(site.backend.url)
@@ -247,7 +248,7 @@ def _check_not_copied(site: Site, sql: Catalog) -> None:
     known = sql.root_url()
     if not _governs_elsewhere(site, sql, known):
         return
-    if _is_embedded(site.backend, sql.url) and not is_same_catalog_file(known, site.backend):
+    if is_embedded(site.backend, sql.url) and not is_same_catalog_file(known, site.backend):
         log.warning(
             "%s is a copy of %s, which is still there: `ckptfmt db adopt` gives it a catalog identity of its own",
             site.backend.url,

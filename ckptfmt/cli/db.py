@@ -18,14 +18,22 @@ _VERBS = {
     "hold": "show which runs are under retention hold after a repair; with --clear: take the holds away",
 }
 
+_PLACES = {
+    "rebuild": ("URL", "a repository (path or URL); its catalog is named by --catalog, unless it is embedded"),
+    "adopt": ("URL", "the root that was copied (path or URL)"),
+    "hold": ("URL[#RUN]", "a repository (path or URL), or one run of it"),
+}
+"""What those take that work on a repository, not on a database by itself."""
+
 
 def configure(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="db_verb", metavar="VERB", required=True)
     for name, help_text in _VERBS.items():
         verb = verbs.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
-        verb.add_argument(
-            "url", metavar="URL", help="a repository with an embedded catalog, or a catalog: sqlite:////path"
+        metavar, place = _PLACES.get(
+            name, ("URL", "a repository with an embedded catalog, or a catalog: sqlite:////path")
         )
+        verb.add_argument("url", metavar=metavar, help=place)
         if name == "backup":
             verb.add_argument("file", metavar="FILE", help="a new file on a local disk")
         if name == "rebuild":

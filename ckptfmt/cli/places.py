@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from ckptfmt import connect
 from ckptfmt.cli.options import storage_options
-from ckptfmt.errors import InvalidInput
+from ckptfmt.errors import InvalidInput, NotFound
 from ckptfmt.reference import Reference, parse_at, parse_reference
 
 if TYPE_CHECKING:
     from ckptfmt.engine.opened import Opened
     from ckptfmt.engine.site import Site
+    from ckptfmt.ports.catalog import Catalog
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,20 @@ class Place:
     def require_repository(self) -> None:
         if self.connection.folder:
             raise InvalidInput(f"{self.url} is the folder of one generation, no repository; see `ckptfmt inspect`")
+
+    def require_catalog(self, verb: str) -> Catalog:
+        """The catalog of a repository, for a verb that does nothing without: ``InvalidInput``."""
+        self.require_repository()
+        if self.site.catalog is None:
+            raise InvalidInput(
+                f"{self.url} is read by proof, without a catalog; {verb} needs the one that governs it: --catalog URL"
+            )
+        return self.site.catalog
+
+    def require_run(self, run: str, among: Sequence[str]) -> None:
+        """``NotFound``, with the runs that there are, unless ``run`` is one of them."""
+        if run not in among:
+            raise NotFound(f"{self.url} has no run {run!r}; it has {', '.join(map(repr, among[:20])) or 'none'}")
 
     def open(self) -> Opened:
         """The committed generation that the URL names; ``NotFound`` and ``NotCommitted`` say what there is."""

@@ -10,7 +10,7 @@ from ckptfmt.cli.output import Page, emit, style
 from ckptfmt.cli.places import Place
 from ckptfmt.cli.repair import How, repair_catalog
 from ckptfmt.engine.reports import RebuildReport, Report, SetApart
-from ckptfmt.errors import InvalidInput, NotFound
+from ckptfmt.errors import InvalidInput
 from ckptfmt.reference import parse_reference
 
 _SHOWN_MAX = 20
@@ -96,15 +96,11 @@ def _show_apart(page: Page, what: str, members: Iterable[SetApart], colour: str)
 
 def hold(place: Place, *, clear: bool, as_json: bool) -> int:
     """Show which runs are under retention hold, or clear it."""
-    place.require_repository()
-    if place.site.catalog is None:
-        raise InvalidInput(
-            f"{place.url} is read by proof, without a catalog: name the one that governs it: --catalog URL"
-        )
-    catalog, wanted = place.site.catalog, place.reference.run
-    names = [run.name for run in catalog.runs() if wanted in (None, run.name)]
-    if wanted is not None and not names:
-        raise NotFound(f"{place.url} has no run {wanted!r}; see `ckptfmt ls`")
+    catalog, wanted = place.require_catalog("db hold"), place.reference.run
+    names = [run.name for run in catalog.runs()]
+    if wanted is not None:
+        place.require_run(wanted, names)
+        names = [wanted]
     if clear:
         for name in names:
             catalog.set_retention_hold(name, False)

@@ -19,7 +19,7 @@ from ckptfmt.engine.reports import RebuildReport
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import CatalogError, Conflict, InvalidInput
 from ckptfmt.ports.backend import Backend
-from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.catalog import DAMAGED, Catalog
 
 How = Literal["rebuild", "merge", "adopt"]
 
@@ -36,7 +36,7 @@ class _Target:
 
     @property
     def embedded(self) -> bool:
-        return self.backend.traits.local and display(self.url) == connect.embedded_url(self.backend)
+        return connect.is_embedded(self.backend, display(self.url))
 
     @property
     def root(self) -> str:
@@ -89,7 +89,7 @@ def _repair(target: _Target) -> RebuildReport:
         raise CatalogError(
             f"the catalog {display(target.url)} is {found.state}{why}; rebuild it from storage alone with "
             f"`ckptfmt db rebuild {target.root}`",
-            kind="catalog_missing" if found.state == "absent" else "catalog_damaged",
+            kind="catalog_missing" if found.state == "absent" else DAMAGED,
         )
     if found.state == "sound":
         _check_alone(target)

@@ -14,7 +14,6 @@ from ckptfmt.cli.places import Place
 from ckptfmt.cli.run_view import RunView, run_view, show_run
 from ckptfmt.engine.load.resolve import proven_runs
 from ckptfmt.engine.reports import GenerationInfo, Report
-from ckptfmt.errors import NotFound
 from ckptfmt.format.states import State
 from ckptfmt.format.verdict import VERSION
 
@@ -87,8 +86,7 @@ def _catalog(place: Place) -> CatalogView | None:
 
 def run_details(place: Place, run: str) -> RunDetails:
     names = run_names(place)
-    if run not in names:
-        raise NotFound(f"{place.url} has no run {run!r}; it has {', '.join(map(repr, names[:20])) or 'none'}")
+    place.require_run(run, names)
     newest = overview.generations(place.site, run=run, state="committed", limit=GENERATIONS)
     if place.site.catalog is not None:
         newest = sorted([*newest, *_uncommitted(place, run)], key=lambda info: -info.id)[:GENERATIONS]

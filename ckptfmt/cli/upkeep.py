@@ -11,7 +11,7 @@ from ckptfmt.engine.keep.gc import collect
 from ckptfmt.engine.keep.recover import recover
 from ckptfmt.engine.reports import GcItem, GcReport, RecoverReport, Report
 from ckptfmt.engine.save.launch import acquire
-from ckptfmt.errors import InvalidInput, NotFound
+from ckptfmt.errors import InvalidInput
 from ckptfmt.ports.records import LaunchRecord
 
 
@@ -37,7 +37,7 @@ class Recovered(Report):
 
 
 def collect_garbage(place: Place, *, dry_run: bool) -> Collected:
-    _require_catalog(place, "gc")
+    place.require_catalog("gc")
     if place.reference.run is not None:
         raise InvalidInput(f"gc works on a whole repository: leave out #{place.reference.run}")
     found = collect(place.site, dry_run=dry_run)
@@ -45,30 +45,21 @@ def collect_garbage(place: Place, *, dry_run: bool) -> Collected:
 
 
 def recover_runs(place: Place, run: str | None, *, dry_run: bool) -> Recovered:
-    _require_catalog(place, "recover")
+    catalog = place.require_catalog("recover")
     named = place.reference.run
     if run is not None and named is not None and run != named:
         raise InvalidInput(f"the URL names run {named!r} but --run {run!r} was given: give one of them")
     if place.reference.at is not None:
         raise InvalidInput(f"recover works on whole runs: leave out @{place.reference.at}")
     wanted = run or named
-    known = [record.name for record in place.site.sql().runs()]
-    if wanted is not None and wanted not in known:
-        raise NotFound(f"{place.url} has no run {wanted!r}; it has {', '.join(map(repr, known[:20])) or 'none'}")
+    if wanted is not None:
+        place.require_run(wanted, [record.name for record in catalog.runs()])
 
     def lease(name: str, token: str) -> LaunchRecord:
-        return acquire(place.site.sql(), name, token=token, takeover=False, kind="recover", wait=False)
+        return acquire(catalog, name, token=token, takeover=False, kind="recover", wait=False)
 
     report = recover(place.site, wanted, dry_run=dry_run, acquire=lease)
     return Recovered("recover", place.url, wanted, report)
-
-
-def _require_catalog(place: Place, verb: str) -> None:
-    place.require_repository()
-    if place.site.catalog is None:
-        raise InvalidInput(
-            f"{place.url} is read by proof, without a catalog; {verb} needs the one that governs it: --catalog URL"
-        )
 
 
 # -- pages ------------------------------------------------------------------------------------------

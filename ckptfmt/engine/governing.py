@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ckptfmt.engine.marker import check_one_root
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.verdicts import decode_at
 from ckptfmt.errors import CatalogBehind, Conflict, FormatError
@@ -63,27 +64,15 @@ def claim_epoch(backend: Backend, claim: verdict.CatalogClaim) -> None:
     backend.create(layout.catalog_claim(claim.epoch), verdict.encode_claim(claim))
 
 
-def check_governs(
-    site: Site, catalog: Catalog, claim: verdict.CatalogClaim | None, *, location: Location, writing: bool
-) -> None:
-    """Raise unless ``catalog`` is the one that governs this root. ``writing`` may make the claim that is missing.
+def check_governs(site: Site, catalog: Catalog, claim: verdict.CatalogClaim | None) -> None:
+    """Raise unless ``catalog`` is the one that governs this root by ``claim``; one without a claim awaits its first.
 
     ``CatalogBehind`` if it governed an earlier epoch, ``Conflict`` if it is another one.
     """
-    backend, identity = site.backend, catalog.identity()
-    mine = verdict.CatalogClaim(
-        repository=site.repository, catalog=identity.uuid, epoch=identity.epoch, location=location
-    )
-    if claim is None and not writing:
-        return
     if claim is None:
-        claim_epoch(backend, mine)
-        claim = governing_claim(backend) or mine
-    if claim.repository != site.repository:
-        raise Conflict(
-            f"{backend.url}: {layout.catalog_claim(claim.epoch)} belongs to repository {claim.repository}, the marker "
-            f"says {site.repository}: two roots were mixed; restore the folder {layout.CATALOGS} from a copy"
-        )
+        return
+    check_one_root(site.backend, site.repository, claim)
+    backend, identity = site.backend, catalog.identity()
     if claim.catalog != identity.uuid:
         raise Conflict(
             f"{backend.url} is governed by catalog {claim.catalog} (epoch {claim.epoch}), but {catalog.url} is catalog "
@@ -98,14 +87,28 @@ def check_governs(
             f"{identity.epoch}: an older copy of it was put back, or a rebuild did not come to its end; run "
             f'`ckptfmt db rebuild --merge {backend.url}`, or read what storage proves with mode="r", catalog="none"'
         )
-    if claim.epoch < identity.epoch and writing:
-        claim_epoch(backend, mine)  # a catalog of several repositories was rebuilt for another one of them
+
+
+def claim_missing(site: Site, catalog: Catalog, claim: verdict.CatalogClaim | None, *, location: Location) -> None:
+    """Make the claim that a catalog lacks which governs by ``claim``: the first one of a root, or that of a later
+    epoch, where a catalog of several repositories was rebuilt for another one of them.
+
+    As ``check_governs`` if another catalog is quicker.
+    """
+    identity = catalog.identity()
+    if claim is not None and claim.epoch >= identity.epoch:
+        return
+    mine = verdict.CatalogClaim(
+        repository=site.repository, catalog=identity.uuid, epoch=identity.epoch, location=location
+    )
+    claim_epoch(site.backend, mine)
+    check_governs(site, catalog, governing_claim(site.backend))
 
 
 def require_governing(site: Site) -> None:
     """Before anything is deleted: is the catalog still the one that governs? It may have been rebuilt since it was
     opened. Makes no claim."""
-    check_governs(site, site.sql(), governing_claim(site.backend), location="embedded", writing=False)
+    check_governs(site, site.sql(), governing_claim(site.backend))
 
 
 def _epochs(backend: Backend) -> dict[int, str]:

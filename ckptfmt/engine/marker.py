@@ -61,11 +61,11 @@ def create_marker(backend: Backend) -> verdict.Marker:
     return new
 
 
-def check_one_root(backend: Backend, marker: verdict.Marker, claim: verdict.CatalogClaim | None) -> None:
-    """Raise ``Conflict`` unless marker and claim are of one repository."""
-    if claim is not None and claim.repository != marker.repository:
+def check_one_root(backend: Backend, repository: str, claim: verdict.CatalogClaim | None) -> None:
+    """Raise ``Conflict`` unless the claim is of the repository that the marker tells."""
+    if claim is not None and claim.repository != repository:
         raise Conflict(
-            f"{backend.url}: {layout.MARKER} says repository {marker.repository}, "
+            f"{backend.url}: {layout.MARKER} says repository {repository}, "
             f"{layout.catalog_claim(claim.epoch)} says {claim.repository}: two roots were mixed; put the right object "
             "back from a copy"
         )

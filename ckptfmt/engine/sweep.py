@@ -6,6 +6,7 @@ manifests go, then the row says so. A crash in between leaves too much, never to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -43,11 +44,11 @@ def close_aborted(site: Site, row: GenerationRecord) -> bool:
     return True
 
 
-def close_retired(site: Site, row: GenerationRecord) -> bool:
+def close_retired(site: Site, row: GenerationRecord) -> datetime:
     """Put the tombstone into the slot of a retired generation: from here on nobody opens it by proof.
 
-    The catalog notes when that was: the grace counts from there. False if the tombstone was there already.
-    ``Conflict`` if another object is in its place.
+    The catalog notes when that was: the grace counts from there, and it is returned. ``Conflict`` if another object is
+    in its place.
     """
     if row.retired_at is None:
         raise Conflict(f"generation {row.id} is {row.state} without a time")
@@ -58,11 +59,21 @@ def close_retired(site: Site, row: GenerationRecord) -> bool:
         key=row.key,
         retired_at=verdict.timestamp(row.retired_at),
     )
-    there = is_closed(site, row)
+    since = closed_at(site, row)
+    found = _tombstone(site, row)
+    if since is not None and found == stone:
+        return since
+    # Also where it can be seen: whoever made it may have died before it was durable.
     site.backend.create(f"{verdicts.folder_of(row)}/{layout.RETIRED}", verdict.encode_retired(stone))
-    if not there or closed_at(site, row) is None:
-        note_closed(site, row)
-    return not there
+    return note_closed(site, row) if since is None or found is None else since
+
+
+def _tombstone(site: Site, row: GenerationRecord) -> verdict.Retired | None:
+    """None also for a damaged one: in its place none can be made, which then tells."""
+    try:
+        return verdicts.read_retired(site.backend, verdicts.folder_of(row))
+    except FormatError:
+        return None
 
 
 def is_closed(site: Site, row: GenerationRecord) -> bool:
@@ -73,9 +84,13 @@ def is_closed(site: Site, row: GenerationRecord) -> bool:
         return True
 
 
-def note_closed(site: Site, row: GenerationRecord) -> None:
-    """Say in the catalog that the tombstone is durable now."""
+def note_closed(site: Site, row: GenerationRecord) -> datetime:
+    """Say in the catalog that the tombstone is durable now; return that time, by the database's clock."""
     site.sql().note(row.run, generation_id=row.id, kind=CLOSED, detail={})
+    since = closed_at(site, row)
+    if since is None:
+        raise AssertionError(f"generation {row.id}: the note of its tombstone is gone")
+    return since
 
 
 def closed_at(site: Site, row: GenerationRecord) -> datetime | None:
@@ -91,12 +106,7 @@ def sweep_aborted(site: Site, row: GenerationRecord) -> Swept:
     """Close an aborted generation's key and remove its objects."""
     if not close_aborted(site, row):
         return Swept((), adopted=True)
-    return Swept(_remove(site, row))
-
-
-def sweep_closed(site: Site, row: GenerationRecord) -> Swept:
-    """Remove what may go of a retired generation (its RETIRED.json durable, its grace over) or a deleted one."""
-    return Swept(_remove(site, row))
+    return Swept(remove(site, row, removable(site, row)))  # what is there once the key is closed
 
 
 def removable(site: Site, row: GenerationRecord) -> list[ObjectInfo]:
@@ -109,9 +119,9 @@ def _used_elsewhere(site: Site, row: GenerationRecord, name: str) -> bool:
     return any(user != row.id for user in site.sql().pack_users(row.key, name))
 
 
-def _remove(site: Site, row: GenerationRecord) -> tuple[ObjectInfo, ...]:
-    removed = removable(site, row)
-    for info in removed:
+def remove(site: Site, row: GenerationRecord, objects: Sequence[ObjectInfo]) -> tuple[ObjectInfo, ...]:
+    """Delete the removable objects of a generation whose tombstone is durable and whose grace is over; say so."""
+    for info in objects:
         site.backend.delete(info.key)
     site.sql().mark_swept(row.id)
-    return tuple(removed)
+    return tuple(objects)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -11,7 +12,7 @@ from ckptfmt.engine.keep import debris
 from ckptfmt.engine.keep.recover import adopt, contradicted
 from ckptfmt.engine.reports import GcItem, GcReport
 from ckptfmt.engine.site import Site
-from ckptfmt.engine.sweep import close_retired, closed_at, note_closed, removable, sweep_aborted, sweep_closed
+from ckptfmt.engine.sweep import close_retired, closed_at, note_closed, removable, remove, sweep_aborted
 from ckptfmt.errors import Conflict, FormatError, NotFound
 from ckptfmt.format import layout
 from ckptfmt.format.states import State
@@ -23,19 +24,36 @@ log = logging.getLogger("ckptfmt")
 GRACE = timedelta(hours=1)
 """How long bytes stay after the tombstone became durable, for readers that hold no row."""
 
-_CLOSING = (State.RETIRED, State.ABORTED)
 _SWEEPABLE = (State.ABORTED, State.RETIRED, State.DELETED)
 
 
 @dataclass(frozen=True)
-class _Due:
+class _Slot:
+    """A generation that is not committed in the catalog, and what storage says of it."""
+
     row: GenerationRecord
+    proven: bool = False
+    """Aborted in the catalog, committed on storage: to be adopted, not removed, unless it is ``tombstoned``."""
+    tombstoned: bool = False
+    """It is retired; if aborted in the catalog, the catalog was put back in between."""
+    since: datetime | None = None
+    """When its tombstone was durable."""
+
+    @property
+    def is_open(self) -> bool:
+        """Its key is closed by the sweep only."""
+        return self.row.state is State.ABORTED and not self.tombstoned
+
+
+@dataclass(frozen=True)
+class _Due:
+    slot: _Slot
     objects: tuple[ObjectInfo, ...]
     reason: str
-    proven: bool = False
-    """Aborted in the catalog, committed on storage: to be adopted, not removed."""
-    retired: bool = False
-    """Aborted in the catalog, committed and retired on storage: the catalog was put back in between."""
+
+    @property
+    def row(self) -> GenerationRecord:
+        return self.slot.row
 
 
 def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
@@ -57,13 +75,12 @@ def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
         if run.retention_hold:
             held.append(run.name)
             continue
-        if not dry_run:
-            _close(site, run, damaged)
+        slots = _look(site, run, damaged, dry_run=dry_run)
         now = catalog.database_now()  # after what was closed just now
-        for due in _due(site, run, now, grace, waiting, damaged):
+        for due in _due(site, slots, now, grace, waiting, dry_run=dry_run):
             if dry_run:
                 items += _items(due, due.objects)
-                adopted += [due.row.id] if due.proven else []
+                adopted += [due.row.id] if due.slot.proven and not due.slot.tombstoned else []
                 continue
             try:
                 removed, repaired = _sweep(site, run, due)
@@ -77,47 +94,56 @@ def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
     return GcReport(dry_run, tuple(items), unknown, tuple(waiting), tuple(damaged), tuple(adopted), tuple(held))
 
 
-def _close(site: Site, run: RunRecord, damaged: list[str]) -> None:
-    """Make, or note, the tombstones that whoever retired did not live to: their grace begins now."""
-    for row in site.sql().generations(run=run.name, states=_CLOSING):
+def _look(site: Site, run: RunRecord, damaged: list[str], *, dry_run: bool) -> list[_Slot]:
+    """What is in the slot of each generation that is not committed (any more). Unless it is a ``dry_run``: make, or
+    note, the tombstones that whoever retired did not live to: their grace begins now."""
+    slots = []
+    for row in site.sql().generations(run=run.name, states=_SWEEPABLE):
         try:
-            if row.state is State.RETIRED:
-                close_retired(site, row)
-            elif _proven(site, row) and _tombstoned(site, row) and closed_at(site, row) is None:
-                note_closed(site, row)
-        except FormatError:
-            continue  # a damaged verdict is told when it comes to be swept
+            slots.append(_slot(site, row, dry_run=dry_run))
+        except FormatError as error:
+            damaged.append(f"{row.run} #{row.id}: {error}")
         except Conflict as error:
             damaged.append(f"{row.run} #{row.id}: its tombstone cannot be made: {error}")
+    return slots
+
+
+def _slot(site: Site, row: GenerationRecord, *, dry_run: bool) -> _Slot:
+    if row.state is State.RETIRED:
+        if dry_run:
+            return _Slot(row, tombstoned=True, since=closed_at(site, row) if _tombstoned(site, row) else None)
+        return _Slot(row, tombstoned=True, since=close_retired(site, row))
+    proven = row.state is State.ABORTED and _proven(site, row)
+    if not proven or not _tombstoned(site, row):
+        return _Slot(row, proven=proven)
+    since = closed_at(site, row)
+    if since is None and not dry_run:
+        since = note_closed(site, row)
+    return _Slot(row, proven=True, tombstoned=True, since=since)
 
 
 def _due(
-    site: Site, run: RunRecord, now: datetime, grace: timedelta, waiting: list[str], damaged: list[str]
+    site: Site, slots: Iterable[_Slot], now: datetime, grace: timedelta, waiting: list[str], *, dry_run: bool
 ) -> list[_Due]:
     due = []
-    for row in site.sql().generations(run=run.name, states=_SWEEPABLE):
-        try:
-            proven = row.state is State.ABORTED and _proven(site, row)
-            tombstoned = proven and _tombstoned(site, row)
-        except FormatError as error:
-            damaged.append(f"{row.run} #{row.id}: {error}")
+    for slot in slots:
+        row = slot.row
+        if slot.proven and not slot.tombstoned:
+            due.append(_Due(slot, (), "storage proves it"))
             continue
-        if proven and not tombstoned:
-            due.append(_Due(row, (), "storage proves it", proven=True))
-            continue
-        if row.state is State.RETIRED or tombstoned:
-            since = closed_at(site, row)
-            if since is None:
+        if slot.tombstoned:
+            if slot.since is None:
                 waiting.append(f"{row.run} #{row.id} (the grace begins with its tombstone, which a gc makes)")
                 continue
-            if since + grace > now:
-                waiting.append(f"{row.run} #{row.id} (due {since + grace:%Y-%m-%d %H:%M:%S} UTC)")
+            if slot.since + grace > now:
+                waiting.append(f"{row.run} #{row.id} (due {slot.since + grace:%Y-%m-%d %H:%M:%S} UTC)")
                 continue
-        found = tuple(removable(site, row))
+        # Of an aborted one they are listed anew once its key is closed.
+        found = () if slot.is_open and not dry_run else tuple(removable(site, row))
         if found or row.state is not State.DELETED:
             reason = f"{row.state} {row.abort_reason or ''}".strip()
             reason = reason if row.state is not State.DELETED else "appeared after deletion"
-            due.append(_Due(row, found, reason, retired=tombstoned))
+            due.append(_Due(slot, found, reason))
     return due
 
 
@@ -132,7 +158,7 @@ def _proven(site: Site, row: GenerationRecord) -> bool:
 
 def _sweep(site: Site, run: RunRecord, due: _Due) -> tuple[tuple[ObjectInfo, ...], bool]:
     row = due.row
-    if row.state is State.ABORTED and not due.retired:
+    if due.slot.is_open:
         swept = sweep_aborted(site, row)
         if swept.adopted:
             log.error(
@@ -140,9 +166,7 @@ def _sweep(site: Site, run: RunRecord, due: _Due) -> tuple[tuple[ObjectInfo, ...
             )
             adopt(site, row, fence=run.fence)
         return swept.objects, swept.adopted
-    if row.state is State.RETIRED:
-        close_retired(site, row)
-    return sweep_closed(site, row).objects, False
+    return remove(site, row, due.objects), False
 
 
 def retire(site: Site, generation_id: int) -> GenerationRecord:
@@ -159,16 +183,18 @@ def retire(site: Site, generation_id: int) -> GenerationRecord:
 
 def unknown_folders(site: Site) -> list[str]:
     """Generation folders that no row of this catalog explains: reported, never deleted."""
-    catalog = site.sql()
-    known = {run.key for run in catalog.runs()}
+    folders = {
+        run_key: site.backend.list_folders(layout.run_folder(run_key))
+        for run_key in site.backend.list_folders(layout.RUNS)
+    }
+    # Asked afterwards: the row of a folder that others make meanwhile is there before the folder.
+    known, keys = {run.key for run in site.sql().runs()}, site.sql().states()
     unknown = []
-    for run_key in site.backend.list_folders(layout.RUNS):
+    for run_key, members in folders.items():
         if run_key not in known:
             unknown.append(layout.run_folder(run_key))
             continue
-        for key in site.backend.list_folders(layout.run_folder(run_key)):
-            if key != "commits" and catalog.generation_by_key(key) is None:
-                unknown.append(layout.generation_folder(run_key, key))
+        unknown += [layout.generation_folder(run_key, key) for key in members if key != "commits" and key not in keys]
     return unknown
 
 

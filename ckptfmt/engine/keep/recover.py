@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from ckptfmt.engine import protocol, verdicts
+from ckptfmt.engine import process, protocol, verdicts
 from ckptfmt.engine.opened import open_proven, read_manifest
 from ckptfmt.engine.reports import RecoverAction, RecoverReport
 from ckptfmt.engine.site import Site
@@ -64,7 +64,9 @@ def _settle_run(site: Site, run: str, *, dry_run: bool, acquire: Acquire) -> lis
         return []
     if dry_run:
         holder = catalog.live_launch(run)
-        return [_plan(site, row, holder) for row in rows]
+        if holder is not None and not process.is_gone(holder):
+            return [_action(row, "left", f"{holder.host}:{holder.pid} holds the run") for row in rows]
+        return [_plan(site, row) for row in rows]
     try:
         launch = acquire(run, secrets.token_hex(16))
     except Conflict as held:
@@ -102,11 +104,15 @@ def contradicted(site: Site, error: CkptError) -> str:
 
     Raises ``error`` where that is not so: somebody else has the run, or governs the root.
     """
-    if isinstance(error, Fenced | CatalogBehind):
-        raise error
-    told = f"{error}; see what `ckptfmt db rebuild --merge {site.backend.url}` says of it"
+    told = _contradiction(site, error)
     log.error("passed over: %s", told)
     return told
+
+
+def _contradiction(site: Site, error: CkptError) -> str:
+    if isinstance(error, Fenced | CatalogBehind):
+        raise error
+    return f"{error}; see what `ckptfmt db rebuild --merge {site.backend.url}` says of it"
 
 
 def _settle(site: Site, row: GenerationRecord, fence: int) -> RecoverAction:
@@ -190,41 +196,44 @@ def adopt(site: Site, row: GenerationRecord, *, fence: int) -> GenerationRecord:
     """Repair a row whose storage holds a valid committed verdict."""
     folder = verdicts.folder_of(row)
     found = verdicts.read_commit(site.backend, folder)
-    if found is None or found.manifest is None or found.commit_seq is None:
+    if found is None:
+        raise NotFound(f"{site.backend.url}/{folder} holds no committed verdict")
+    facts = _facts(site, row, found)
+    # The row will say that it is proven, so nobody would make the hint after a crash in between.
+    protocol.create_hint(site, row.run_key, row.key, epoch=facts.epoch, seq=facts.commit_seq)
+    return protocol.prove(site, site.sql().adopt(row.id, facts, fence=fence))
+
+
+def _facts(site: Site, row: GenerationRecord, found: verdict.Commit) -> AdoptFacts:
+    """What a committed verdict and its manifest tell. Raises what shows that the generation cannot be read."""
+    folder = verdicts.folder_of(row)
+    if found.manifest is None or found.commit_seq is None:
         raise NotFound(f"{site.backend.url}/{folder} holds no committed verdict")
     opened = open_proven(site, folder, found)
     ref = found.manifest
-    facts = protocol.durable_facts(opened.manifest, row.key, ref.name, ref.digest, ref.bytes)
     if opened.info.committed_at is None:
         raise FormatError(f"{site.backend.url}/{folder}: a committed verdict without a time")
-    # The row will say that it is proven, so nobody would make the hint after a crash in between.
-    protocol.create_hint(site, row.run_key, row.key, epoch=found.epoch, seq=found.commit_seq)
-    adopted = site.sql().adopt(
-        row.id,
-        AdoptFacts(
-            commit_seq=found.commit_seq,
-            committed_at=opened.info.committed_at,
-            commit_fence=found.fence,
-            epoch=found.epoch,
-            durable=facts,
-        ),
-        fence=fence,
+    return AdoptFacts(
+        commit_seq=found.commit_seq,
+        committed_at=opened.info.committed_at,
+        commit_fence=found.fence,
+        epoch=found.epoch,
+        durable=protocol.durable_facts(opened.manifest, row.key, ref.name, ref.digest, ref.bytes),
     )
-    return protocol.prove(site, adopted)
 
 
 def prove_committed(site: Site, run: str, *, dry_run: bool) -> list[RecoverAction]:
     """Finish C5 of committed rows. Anyone may: after reading the manifest with equal digest and seeing every pack."""
     actions = []
     for row in site.sql().unproven(run):
-        if dry_run:
-            actions.append(_action(row, "proved", "COMMIT.json is missing"))
-            continue
         try:
             _check_whole(site, row)
         except (NotFound, FormatError, BackendError) as error:
             log.error("generation %d of run %r is committed but cannot be proved: %s", row.id, run, error)
             actions.append(_action(row, "left", f"cannot be proved: {error}"))
+            continue
+        if dry_run:
+            actions.append(_plan_proof(site, row))
             continue
         try:
             proved = protocol.prove(site, row)
@@ -248,10 +257,27 @@ def close_retired_late(site: Site, run: str, *, dry_run: bool) -> list[RecoverAc
     return actions
 
 
-def _plan(site: Site, row: GenerationRecord, holder: LaunchRecord | None) -> RecoverAction:
+# -- a dry run ------------------------------------------------------------------------------------------
+def _plan_proof(site: Site, row: GenerationRecord) -> RecoverAction:
+    """What ``protocol.prove`` would come to: another object in the slot stays there."""
+    try:
+        found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
+    except FormatError as error:
+        return _action(row, "left", f"cannot be proved: {error}")
+    if found not in (None, verdicts.commit_of(site, row)):
+        return _action(row, "left", "cannot be proved: another verdict is in its place")
+    return _action(row, "proved", "COMMIT.json is missing" if found is None else "COMMIT.json is there")
+
+
+def _plan(site: Site, row: GenerationRecord) -> RecoverAction:
     """What ``settle`` would do, without doing it."""
-    if holder is not None and row.fence >= holder.fence:
-        return _action(row, "left", f"{holder.host}:{holder.pid} is writing it")
+    try:
+        return _planned(site, row)
+    except (Conflict, NotFound, FormatError) as error:
+        return _action(row, "left", _contradiction(site, error))
+
+
+def _planned(site: Site, row: GenerationRecord) -> RecoverAction:
     try:
         found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
     except FormatError as error:
@@ -270,8 +296,9 @@ def _plan(site: Site, row: GenerationRecord, holder: LaunchRecord | None) -> Rec
 def _plan_for(site: Site, row: GenerationRecord, found: verdict.Commit) -> RecoverAction:
     if found.verdict != "committed":
         return _action(row, "aborted", "storage holds an aborted verdict")
-    if is_closed(site, row):
+    if verdicts.is_retired(site.backend, verdicts.folder_of(row), row.key):
         return _action(row, "aborted", _RETIRED.format(found=found))
+    _facts(site, row, found)
     for other in site.sql().generations(run=row.run):
         if (other.epoch, other.commit_seq) == (found.epoch, found.commit_seq):
             return _action(row, "left", f"generation {other.id} has the number that storage proves for this one")

@@ -63,7 +63,7 @@ def watch_owned(
     for index, leaf in enumerate(leaves if owned else ()):
         changing = owned.get(leaf.spec.alias)
         if changing is not None:
-            if all(value is not leaf.value for _, value in changing):
+            if changing[0][1] is not leaf.value and all(value is not leaf.value for _, value in changing):
                 changing = [*changing, (changing[0][0], leaf.value)]
             found[index] = [Watch(leaf.name, value, owner, owner.changes(value)) for owner, value in changing]
     return found
