@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from ckptfmt.catalog.free_text import document
 from ckptfmt.catalog.snapshot import Session
 from ckptfmt.format.states import State
 
@@ -37,6 +37,6 @@ def append(
         source=from_state,
         target=to_state,
         actor=actor,
-        detail=json.dumps(detail),
+        detail=document(detail),
         library=library,
     )

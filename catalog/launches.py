@@ -9,18 +9,20 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from ckptfmt.catalog import messages
+from ckptfmt.catalog.ownership import require_open, require_owner
 from ckptfmt.catalog.queries.launches import by_id, by_token, live
 from ckptfmt.catalog.transaction import Transaction, lock_launch, lock_run_named, record
-from ckptfmt.errors import Conflict, Fenced, InvalidInput
+from ckptfmt.errors import Conflict, InvalidInput
 from ckptfmt.ports.records import LaunchRecord, LaunchRequest, RunRecord
 
 
 def acquire(
-    tx: Transaction, run_name: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None
+    tx: Transaction, run_name: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None, rank: int
 ) -> LaunchRecord:
     """Take the lease (see the port). The older launch's lease ends in the same transaction."""
-    if lease_seconds <= 0 or request.world_size < 1:
-        raise InvalidInput("a launch needs a positive lease and a world size of at least 1")
+    if lease_seconds <= 0 or not 0 <= rank < request.world_size:
+        raise InvalidInput("a launch needs a positive lease, a world size of at least 1, and a rank of that world")
     run = lock_run_named(tx, run_name)
     known = by_token(tx.session, tx.repository_id, run.id, request.token)
     if known is not None:
@@ -33,7 +35,8 @@ def acquire(
     tx.update("launches", unclosed, {"lease_until": now}, run=run.id, now=now)
     fence = run.fence + 1
     tx.update("runs", "id = :run", {"fence": fence}, run=run.id)
-    launch_id = _insert(tx, run.id, request, fence, now, now + timedelta(seconds=lease_seconds))
+    launch_id = _insert(tx, run.id, request, rank, fence, now, now + timedelta(seconds=lease_seconds))
+    messages.forget_older(tx, run.id, fence)
     detail = {"launch": launch_id, "kind": request.kind, "fence": fence, "host": request.host, "pid": request.pid}
     if holder is not None:
         detail["displaced"] = holder.id
@@ -46,8 +49,8 @@ def renew(tx: Transaction, launch_id: int, *, lease_seconds: float, last_step: i
     if lease_seconds <= 0:
         raise InvalidInput("a lease must be longer than 0 s")
     run, launch = lock_launch(tx, launch_id)
-    _require_owner(run, launch)
-    _require_open(run, launch)
+    require_owner(run, launch)
+    require_open(run, launch)
     values: dict[str, Any] = {"lease_until": tx.now() + timedelta(seconds=lease_seconds)}
     if last_step is not None:
         values["last_step"] = last_step
@@ -67,45 +70,26 @@ def close(tx: Transaction, launch_id: int) -> None:
 def set_restored_from(tx: Transaction, launch_id: int, generation_key: str) -> None:
     """Note what the launch restored: retention keeps it while the launch lives."""
     run, launch = lock_launch(tx, launch_id)
-    _require_owner(run, launch)
-    _require_open(run, launch)
+    require_owner(run, launch)
+    require_open(run, launch)
     if launch.restored_from == generation_key:
         return
     _change(tx, launch_id, {"restored_from": generation_key})
     record(tx, run.id, "restore", detail={"launch": launch_id, "generation_key": generation_key})
 
 
-def require_saving(run: RunRecord, launch: LaunchRecord, token: str) -> None:
-    """Raise unless the launch may still begin or skip saves."""
-    _require_owner(run, launch)
-    if launch.token != token:
-        # Ids and fences are handed out again once a copy of the catalog was put back; tokens never are.
-        raise Fenced(
-            f"launch {launch.id} of run {run.name!r} with fence {launch.fence} is another one now (host {launch.host}, "
-            f"pid {launch.pid}): the catalog was put back from a copy; this process must stop saving to it"
-        )
-    _require_open(run, launch)
-
-
 def _change(tx: Transaction, launch_id: int, values: Mapping[str, Any]) -> None:
     tx.update("launches", "id = :launch", values, launch=launch_id)
 
 
-def _require_owner(run: RunRecord, launch: LaunchRecord) -> None:
-    if launch.fence != run.fence:
-        raise Fenced(
-            f"launch {launch.id} of run {run.name!r} has fence {launch.fence}, but a newer launch raised it to "
-            f"{run.fence}: this process must stop saving to the run"
-        )
-
-
-def _require_open(run: RunRecord, launch: LaunchRecord) -> None:
-    if launch.closed_at is not None:
-        raise Conflict(f"launch {launch.id} of run {run.name!r} was closed: start a new launch")
-
-
 def _insert(
-    tx: Transaction, run_id: int, request: LaunchRequest, fence: int, now: datetime, lease_until: datetime
+    tx: Transaction,
+    run_id: int,
+    request: LaunchRequest,
+    rank: int,
+    fence: int,
+    now: datetime,
+    lease_until: datetime,
 ) -> int:
     process = {
         "host": request.host,
@@ -124,7 +108,7 @@ def _insert(
         created_at=now,
         **process,
     )
-    tx.insert("launch_ranks", launch_id=launch_id, rank=0, joined_at=now, **process)
+    tx.insert("launch_ranks", launch_id=launch_id, rank=rank, joined_at=now, **process)
     return launch_id
 
 
@@ -137,8 +121,8 @@ def _repeat(tx: Transaction, run: RunRecord, known: LaunchRecord, request: Launc
             f"(launch {known.id}): every start of a job needs a token of its own",
             kind="launch_token",
         )
-    _require_open(run, known)
-    _require_owner(run, known)
+    require_open(run, known)
+    require_owner(run, known)
     return by_id(tx.session, tx.repository_id, known.id)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
 from ckptfmt.catalog.failures import translated
-from ckptfmt.catalog.queries import events, generations, identity, launches, packs, runs, views
+from ckptfmt.catalog.queries import events, generations, identity, launches, messages, packs, runs, views
 from ckptfmt.catalog.snapshot import Snapshot
 from ckptfmt.errors import CatalogError
 from ckptfmt.format.states import State
@@ -139,6 +139,11 @@ class CatalogReader:
         with self._reading() as snapshot:
             return packs.users(snapshot, self._repository_id, generation_key, name)
 
+    # -- messages of a launch ------------------------------------------------------------------
+    def posts(self, launch_id: int, topic: str) -> dict[int, Mapping[str, Any]]:
+        with self._reading() as snapshot:
+            return messages.of_topic(snapshot, self._repository_id, launch_id, topic)
+
     # -- history and views ---------------------------------------------------------------------
     def events(
         self, *, run: str | None = None, generation_id: int | None = None, limit: int | None = None
@@ -161,7 +166,7 @@ class ReadOnlyCatalog(CatalogReader):
             f"the catalog {self._url} was opened for reading: open the repository with mode='w'", kind="read_only"
         )
 
-    ensure_run = acquire_launch = renew_lease = close_launch = set_restored_from = _refuse
-    begin_save = skip_save = report_rank = mark_durable = commit = set_proven = abort = adopt = _refuse
+    ensure_run = acquire_launch = join_launch = renew_lease = close_launch = set_restored_from = _refuse
+    begin_save = skip_save = report_rank = report_ranks = mark_durable = commit = set_proven = abort = adopt = _refuse
     retire = mark_swept = tag = untag = pin = unpin = quarantine = open_reader = close_reader = note = _refuse
-    moved_to = set_retention_hold = restore = _refuse
+    moved_to = set_retention_hold = restore = post = forget_posts = _refuse

@@ -1,23 +1,19 @@
-"""Begin and skip of a save (C1), and the reports of its ranks (C2)."""
+"""Begin and skip of a save (C1)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ckptfmt.catalog.launches import require_saving
+from ckptfmt.catalog.ownership import require_saving
 from ckptfmt.catalog.queries import generations as queries
 from ckptfmt.catalog.transaction import NOW, Transaction, lock_launch, record
-from ckptfmt.errors import Conflict, InvalidInput, NotFound
-from ckptfmt.format.states import INITIAL, State
-from ckptfmt.ports.records import LaunchRecord, RankState, RunRecord, SaveTicket
+from ckptfmt.errors import Conflict, InvalidInput
+from ckptfmt.format.states import INITIAL
+from ckptfmt.ports.records import LaunchRecord, RunRecord, SaveTicket
 
-_RANK = """
-SELECT q.state, q.part_digest, g.state FROM ranks AS q JOIN generations AS g ON g.id = q.generation_id
-WHERE g.repository_id = :repository AND q.generation_id = :generation AND q.rank = :rank
-"""
 _SAVE = "SELECT launch_id, n, step, outcome, generation_id FROM saves WHERE launch_id = :launch AND n = :n"
 
 
@@ -60,8 +56,13 @@ def begin(
         created_at=now,
         deadline=None if deadline_seconds is None else now + timedelta(seconds=deadline_seconds),
     )
-    for rank in ranks_expected:
-        tx.insert("ranks", generation_id=generation_id, rank=rank, state="writing", retries=0, updated_at=now)
+    tx.session.insert_rows(
+        "ranks",
+        [
+            {"generation_id": generation_id, "rank": rank, "state": "writing", "retries": 0, "updated_at": now}
+            for rank in ranks_expected
+        ],
+    )
     _insert(tx, run, launch_id, n, step, "begun", generation_id, tags)
     detail = {"launch": launch_id, "n": n, "step": step, "ranks": len(ranks_expected)}
     record(tx, run.id, "begin", generation_id=generation_id, target=INITIAL, detail=detail)
@@ -83,44 +84,6 @@ def skip(tx: Transaction, launch_id: int, *, n: int, step: int, fence: int, toke
             f"save {n} of launch {launch_id} has begun as generation {known.generation_id}: take part in it",
             kind="save_begun",
         )
-
-
-def report_rank(
-    tx: Transaction,
-    generation_id: int,
-    rank: int,
-    *,
-    state: RankState,
-    part_name: str | None,
-    part_digest: str | None,
-    values: dict[str, Any],
-) -> None:
-    """C2. Only this rank writes this row, so the run's lock is not needed, and there is no event."""
-    if state == "durable" and (part_name is None or part_digest is None):
-        raise InvalidInput(f"rank {rank} of generation {generation_id} is durable only with its part's name and digest")
-    if state == "failed" and not values.get("error"):
-        raise InvalidInput(f"rank {rank} of generation {generation_id} failed: say why in error")
-    found = tx.session.rows(_RANK, repository=tx.repository_id, generation=generation_id, rank=rank)
-    if not found:
-        raise NotFound(f"generation {generation_id} expects no rank {rank}: check the id and the launch's ranks")
-    ((known_state, known_digest, generation_state),) = found
-    if known_digest is not None and part_digest is not None and known_digest != part_digest:
-        raise Conflict(
-            f"rank {rank} of generation {generation_id} reported part digest {known_digest} before and "
-            f"{part_digest} now: two processes act as this rank"
-        )
-    if known_state == state and state in ("durable", "failed"):
-        return
-    if generation_state != State.WRITING:
-        raise Conflict(
-            f"generation {generation_id} is {generation_state}, not writing: rank {rank} must stop writing to it",
-            kind="not_writing",
-        )
-    if known_state in ("durable", "failed"):
-        raise Conflict(f"rank {rank} of generation {generation_id} is {known_state} already: it cannot become {state}")
-    changes = {"state": state, "part_name": part_name, "part_digest": part_digest, "updated_at": NOW}
-    changes |= {name: value for name, value in values.items() if value is not None}
-    tx.update("ranks", "generation_id = :generation AND rank = :rank", changes, generation=generation_id, rank=rank)
 
 
 def _check_request(

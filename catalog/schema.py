@@ -162,6 +162,16 @@ launch_ranks = Table(
     _time("joined_at"),
 )
 
+messages = Table(
+    "messages",
+    metadata,
+    _reference("launch_id", "launches.id", primary_key=True),
+    Column("topic", Text(), primary_key=True),
+    _number("rank", primary_key=True, autoincrement=False),
+    Column("body", _JSON, nullable=False),
+    _time("at"),
+)
+
 generations = Table(
     "generations",
     metadata,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ from typing import Any, Protocol
 from ckptfmt.catalog.clock import SQLITE_NOW, to_text
 
 Row = tuple[Any, ...]
+Values = Mapping[str, Any]
+"""Of columns, by name."""
 
 
 class Snapshot(Protocol):
@@ -32,8 +35,18 @@ class Snapshot(Protocol):
 class Session(Snapshot, Protocol):
     """A snapshot that may be changed, by one transaction; it shows what that has changed."""
 
+    @property
+    def one_host(self) -> bool:
+        """Whether only processes of one host may use this database."""
+
     def execute(self, statement: str, **values: Any) -> int:
         """Run one statement that returns no rows; return how many rows it changed."""
+
+    def insert_rows(self, table: str, rows: Sequence[Values], *, if_absent: bool = False) -> None:
+        """Insert any number of rows, which give values for the same columns; ``if_absent`` leaves standing ones alone."""
+
+    def update_rows(self, table: str, keys: Sequence[str], rows: Sequence[Values]) -> None:
+        """Set the columns that the rows name, the same in each, where the columns ``keys`` have their values."""
 
     def lift_ids(self, table: str, used: int, margin: int) -> None:
         """Leave ``margin`` ids of ``table`` free above ``used``, and above whatever was given out so far."""
@@ -41,6 +54,8 @@ class Session(Snapshot, Protocol):
 
 class SqliteSession:
     """``Session`` on a connection that is in a transaction; of a reader's connection only ``Snapshot`` is used."""
+
+    one_host = True
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -50,6 +65,23 @@ class SqliteSession:
 
     def execute(self, statement: str, **values: Any) -> int:
         return self._connection.execute(_statement(statement), _bound(values)).rowcount
+
+    def insert_rows(self, table: str, rows: Sequence[Values], *, if_absent: bool = False) -> None:
+        if rows:
+            names = list(rows[0])
+            given = ", ".join(f":{name}" for name in names)
+            statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({given})"
+            self._each(f"{statement} ON CONFLICT DO NOTHING" if if_absent else statement, rows)
+
+    def update_rows(self, table: str, keys: Sequence[str], rows: Sequence[Values]) -> None:
+        if rows:
+            changes = ", ".join(f"{name} = :{name}" for name in rows[0] if name not in keys)
+            where = " AND ".join(f"{name} = :{name}" for name in keys)
+            self._each(f"UPDATE {table} SET {changes} WHERE {where}", rows)
+
+    def _each(self, statement: str, rows: Sequence[Values]) -> None:
+        # No bound on the number of rows, as there is one on the parameters of a statement.
+        self._connection.executemany(statement, map(_bound, rows))
 
     def lift_ids(self, table: str, used: int, margin: int) -> None:
         lift = "UPDATE sqlite_sequence SET seq = MAX(seq, :used) + :margin WHERE name = :name"
@@ -77,7 +109,7 @@ def _statement(template: str) -> str:
     return template.replace("{now}", SQLITE_NOW).replace("{locked}", "")
 
 
-def _bound(values: dict[str, Any]) -> dict[str, Any]:
+def _bound(values: Values) -> dict[str, Any]:
     return {name: _time_text(value) if isinstance(value, datetime) else value for name, value in values.items()}
 
 

@@ -9,7 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ckptfmt.catalog import generations, launches, readers, registration, restoring, retention, runs, saves
+from ckptfmt.catalog import (
+    generations,
+    launch_ranks,
+    launches,
+    messages,
+    rank_reports,
+    readers,
+    registration,
+    restoring,
+    retention,
+    runs,
+    saves,
+)
 from ckptfmt.catalog.failures import translated
 from ckptfmt.catalog.reader import CatalogReader
 from ckptfmt.catalog.transaction import Transaction
@@ -19,6 +31,7 @@ from ckptfmt.ports.records import (
     GenerationRecord,
     LaunchRecord,
     LaunchRequest,
+    RankReport,
     RankState,
     RunRecord,
     SaveTicket,
@@ -46,10 +59,14 @@ class SqlCatalog(CatalogReader):
             return runs.ensure(tx, name, key)
 
     def acquire_launch(
-        self, run: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None = None
+        self, run: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None = None, rank: int = 0
     ) -> LaunchRecord:
         with self._writing() as tx:
-            return launches.acquire(tx, run, request, lease_seconds=lease_seconds, displace=displace)
+            return launches.acquire(tx, run, request, lease_seconds=lease_seconds, displace=displace, rank=rank)
+
+    def join_launch(self, run: str, request: LaunchRequest, *, rank: int) -> LaunchRecord:
+        with self._writing() as tx:
+            return launch_ranks.join(tx, run, request, rank)
 
     def renew_lease(self, launch_id: int, *, lease_seconds: float, last_step: int | None = None) -> LaunchRecord:
         with self._writing() as tx:
@@ -109,17 +126,18 @@ class SqlCatalog(CatalogReader):
         retries: int = 0,
         error: str | None = None,
     ) -> None:
-        values = {
-            "nbytes": nbytes,
-            "stall_seconds": stall_seconds,
-            "write_seconds": write_seconds,
-            "retries": retries,
-            "error": error,
-        }
+        self.report_ranks(
+            generation_id,
+            [
+                RankReport(
+                    rank, state, part_name, part_digest, nbytes, stall_seconds, write_seconds, retries=retries, error=error
+                )
+            ],
+        )
+
+    def report_ranks(self, generation_id: int, reports: Sequence[RankReport]) -> None:
         with self._writing() as tx:
-            saves.report_rank(
-                tx, generation_id, rank, state=state, part_name=part_name, part_digest=part_digest, values=values
-            )
+            rank_reports.report(tx, generation_id, reports)
 
     def mark_durable(self, generation_id: int, facts: DurableFacts, *, fence: int) -> GenerationRecord:
         with self._writing() as tx:
@@ -175,6 +193,15 @@ class SqlCatalog(CatalogReader):
     def set_retention_hold(self, run: str, held: bool) -> RunRecord:
         with self._writing() as tx:
             return runs.set_retention_hold(tx, run, held)
+
+    # -- messages of a launch ------------------------------------------------------------------
+    def post(self, launch_id: int, topic: str, rank: int, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        with self._writing() as tx:
+            return messages.post(tx, launch_id, topic, rank, body)
+
+    def forget_posts(self, launch_id: int, topic: str) -> None:
+        with self._writing() as tx:
+            messages.forget(tx, launch_id, topic)
 
     # -- repair --------------------------------------------------------------------------------
     def restore(self, plan: Restoration) -> list[RestoredRow]:

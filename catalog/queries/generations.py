@@ -58,6 +58,12 @@ def run_id_of(snapshot: Snapshot, repository_id: int, generation_id: int) -> int
     return found[0][0] if found else None
 
 
+def state_of(snapshot: Snapshot, repository_id: int, generation_id: int) -> State | None:
+    query = "SELECT state FROM generations WHERE repository_id = :repository AND id = :generation"
+    found = snapshot.rows(query, repository=repository_id, generation=generation_id)
+    return State(found[0][0]) if found else None
+
+
 def by_key(snapshot: Snapshot, repository_id: int, key: str) -> GenerationRecord | None:
     return _one(snapshot, f"{_ALL} AND g.key = :key", repository=repository_id, key=key)
 

@@ -26,6 +26,16 @@ def locked_by_name(snapshot: Snapshot, repository_id: int, name: str) -> RunReco
     return _one(snapshot.rows(f"{_ALL} AND name = :name{{locked}}", repository=repository_id, name=name))
 
 
+def by_id(snapshot: Snapshot, repository_id: int, run_id: int) -> RunRecord | None:
+    """The run as it is, not locked."""
+    return _one(snapshot.rows(f"{_ALL} AND id = :run", repository=repository_id, run=run_id))
+
+
+def by_name(snapshot: Snapshot, repository_id: int, name: str) -> RunRecord | None:
+    """The run called ``name`` as it is, not locked."""
+    return _one(snapshot.rows(f"{_ALL} AND name = :name", repository=repository_id, name=name))
+
+
 def by_name_or_key(snapshot: Snapshot, repository_id: int, name: str, key: str) -> RunRecord | None:
     """A run that has either."""
     query = f"{_ALL} AND (name = :name OR key = :key) ORDER BY id LIMIT 1"

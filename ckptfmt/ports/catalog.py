@@ -25,6 +25,7 @@ from ckptfmt.ports.records import (
     LaunchRequest,
     PackRecord,
     RankRecord,
+    RankReport,
     RankState,
     RunRecord,
     SaveTicket,
@@ -76,13 +77,24 @@ class Catalog(Protocol):
         """Newest first."""
 
     def acquire_launch(
-        self, run: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None = None
+        self, run: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None = None, rank: int = 0
     ) -> LaunchRecord:
         """Take the run's lease: raise ``runs.fence`` by one and insert the launch with it.
+
+        ``rank`` is that of the calling process, which need not ``join_launch``. What older launches of the run posted
+        is removed.
 
         ``Conflict`` of the kind ``launch_held`` (naming host, pid and age of the holder) while another launch is
         live, unless its id is ``displace``. A repeat with the same token by the same pid returns the first
         answer; a token used by anybody else, or closed, is ``Conflict``.
+        """
+
+    def join_launch(self, run: str, request: LaunchRequest, *, rank: int) -> LaunchRecord:
+        """Take the place of ``rank`` in the launch that has the request's token. A repeat by the same process is fine.
+
+        ``NotFound`` of the kind ``launch_absent`` until that launch has been acquired. ``Conflict`` of the kind
+        ``rank_taken`` if another process is this rank, of the kind ``one_host`` if the database is a file and the
+        process on another host than the launch's. ``Fenced`` if the launch's fence is no longer the run's.
         """
 
     def renew_lease(self, launch_id: int, *, lease_seconds: float, last_step: int | None = None) -> LaunchRecord:
@@ -143,6 +155,9 @@ class Catalog(Protocol):
         ``Conflict`` if the generation is no longer ``writing``, or a different part digest was reported before.
         """
 
+    def report_ranks(self, generation_id: int, reports: Sequence[RankReport]) -> None:
+        """C2 for many ranks at once: as ``report_rank`` for each, all of them or none."""
+
     def ranks(self, generation_id: int) -> list[RankRecord]: ...
 
     def mark_durable(self, generation_id: int, facts: DurableFacts, *, fence: int) -> GenerationRecord:
@@ -171,6 +186,19 @@ class Catalog(Protocol):
 
     def adopt(self, generation_id: int, facts: AdoptFacts, *, fence: int) -> GenerationRecord:
         """Repair: ``aborted|writing|durable -> committed`` on the evidence of a committed verdict."""
+
+    # -- messages of a launch ------------------------------------------------------------------
+    def post(self, launch_id: int, topic: str, rank: int, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Leave a message, unless this rank has left one under this topic; return what stands there.
+
+        ``body`` is plain JSON. ``Fenced`` if the launch's fence is no longer the run's.
+        """
+
+    def posts(self, launch_id: int, topic: str) -> dict[int, Mapping[str, Any]]:
+        """The messages under a topic, by rank."""
+
+    def forget_posts(self, launch_id: int, topic: str) -> None:
+        """Remove the messages under a topic. Idempotent. ``Fenced`` as with ``post``."""
 
     # -- retention -----------------------------------------------------------------------------
     def retire(self, generation_id: int, *, fence: int | None = None) -> GenerationRecord:

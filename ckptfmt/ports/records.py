@@ -136,6 +136,23 @@ class RankRecord:
 
 
 @dataclass(frozen=True)
+class RankReport:
+    """What one rank of a generation tells (C2). None leaves what was told before."""
+
+    rank: int
+    state: RankState
+    part_name: str | None = None
+    """With the digest, needed for ``durable``."""
+    part_digest: str | None = None
+    nbytes: int | None = None
+    stall_seconds: float | None = None
+    write_seconds: float | None = None
+    retries: int = 0
+    error: str | None = None
+    """Needed for ``failed``."""
+
+
+@dataclass(frozen=True)
 class EventRecord:
     """One line of history. ``seq`` counts per run from 1."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.testing.catalog_job import OTHER_REPOSITORY, REPOSITORY, Job, MakeCatalog, RawSql, request
 from ckptfmt.testing.catalog_launches import LaunchCases
+from ckptfmt.testing.catalog_ranks import RankCases
 from ckptfmt.testing.catalog_reading import ReadingCases
 from ckptfmt.testing.catalog_repair import RepairCases
 from ckptfmt.testing.catalog_retention import RetentionCases
@@ -22,7 +23,9 @@ from ckptfmt.testing.catalog_transitions import TransitionCases
 __all__ = ["OTHER_REPOSITORY", "REPOSITORY", "CatalogConformance", "Job", "MakeCatalog", "RawSql", "request"]
 
 
-class CatalogConformance(LaunchCases, SaveCases, TransitionCases, RetentionCases, ReadingCases, RepairCases):
+class CatalogConformance(
+    LaunchCases, RankCases, SaveCases, TransitionCases, RetentionCases, ReadingCases, RepairCases
+):
     """Every case, and a check that the suite knows every method of the port."""
 
     def test_every_method_of_the_port_exists(self, make_catalog: MakeCatalog) -> None:

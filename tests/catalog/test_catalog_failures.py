@@ -14,7 +14,7 @@ from ckptfmt.catalog.snapshot import SqliteSession
 from ckptfmt.errors import CatalogError, CkptError
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog
-from ckptfmt.ports.records import CatalogIdentity
+from ckptfmt.ports.records import CatalogIdentity, RankReport
 from ckptfmt.ports.restoration import Restoration
 from ckptfmt.testing.catalogs import Job, MakeCatalog, RawSql, request
 
@@ -50,6 +50,11 @@ def _calls(catalog: Any, job: Job) -> dict[str, Callable[[], object]]:
         ),
         "skip_save": lambda: catalog.skip_save(launch, n=51, step=1, fence=fence, token=job.launch.token),
         "report_rank": lambda: catalog.report_rank(id, 0, state="staged"),
+        "report_ranks": lambda: catalog.report_ranks(id, [RankReport(0, "staged")]),
+        "join_launch": lambda: catalog.join_launch("llama", request(token=job.launch.token), rank=0),
+        "post": lambda: catalog.post(launch, "hello", 0, {}),
+        "posts": lambda: catalog.posts(launch, "hello"),
+        "forget_posts": lambda: catalog.forget_posts(launch, "hello"),
         "ranks": lambda: catalog.ranks(id),
         "mark_durable": lambda: catalog.mark_durable(id, facts, fence=fence),
         "commit": lambda: catalog.commit(id, fence=fence),

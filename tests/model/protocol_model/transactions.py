@@ -14,7 +14,7 @@ OK, FENCED, REFUSED, ALREADY_COMMITTED = "ok", "fenced", "refused", "already com
 
 LINKS: Final = {
     "begin": "ckptfmt.catalog.saves:begin",
-    "report_rank": "ckptfmt.catalog.saves:report_rank",
+    "report_rank": "ckptfmt.catalog.rank_reports:report",
     "mark_durable": "ckptfmt.catalog.generations:mark_durable",
     "commit": "ckptfmt.catalog.generations:commit",
     "set_proven": "ckptfmt.catalog.generations:set_proven",
