@@ -1,13 +1,37 @@
-"""How the ranks of one launch agree on a save, without collectives on the save path.
+"""How the ranks of one launch agree, without collectives on the save path.
 
-With world size 1 the catalog's own rows are enough (``engine.save.alone``). Other coordinations
-(rows of a shared catalog, torch.distributed's store) join here.
+A ``Board`` carries small messages between ranks: rows of the catalog, or keys of torch.distributed's store. On it the
+ranks agree on what to restore and when to save. A ``Coordination`` brings one save to its verdict; at world size 1 the
+catalog's own rows are enough for it (``engine.save.alone``).
+
+No method blocks: each looks once and answers, and the caller looks again after about ``pause`` seconds. Errors cross
+ranks as plain text, never as objects.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+from ckptfmt.ports.records import GenerationRecord
+
+Body = Mapping[str, Any]
+"""Plain JSON values."""
+
+COMMON = 0
+"""The slot of a message that any rank may be the first to leave: there is one for all of them."""
+
+
+@dataclass(frozen=True)
+class SaveRequest:
+    """C1: one save, as every rank of the launch asks for it."""
+
+    n: int
+    step: int
+    key: str
+    tags: tuple[str, ...]
+    deadline_seconds: float
 
 
 @dataclass(frozen=True)
@@ -23,23 +47,82 @@ class PartReport:
     retries: int
 
 
-class Coordination(Protocol):
-    """The meeting place of one launch's ranks."""
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong on a rank, in words: the class of its error, its text, and the stage of the save."""
 
     rank: int
-    world_size: int
+    stage: str
+    kind: str
+    text: str
 
-    def is_coordinator(self) -> bool:
-        """Whether this rank merges and commits unless it dies."""
 
-    def report(self, generation_id: int, part: PartReport) -> None:
-        """C2: acknowledge. Raises ``Conflict`` if the generation is no longer ``writing``."""
+class Board(Protocol):
+    """Messages between the ranks of one launch, each made once and never changed.
 
-    def report_failure(self, generation_id: int, *, stage: str, reason: str) -> None:
-        """Tell the others that this rank failed."""
+    Topics count by themselves ("restore/3/choice"); ``slot`` is the rank a message is from, or ``COMMON``.
+    A board that cannot be reached is ``CatalogError`` with ``transient=True``; every call may be repeated.
+    """
 
-    def gather(self, generation_id: int, *, timeout: float) -> list[PartReport]:
-        """C3: block until every expected rank has acknowledged.
+    pause: float
+    """Seconds after which to look again."""
 
-        ``SaveFailed`` names the rank that failed or stayed silent.
+    def post(self, topic: str, slot: int, body: Body) -> Body:
+        """Leave a message unless there is one; return what stands there. Whoever comes first, decides."""
+
+    def peek(self, topic: str, slots: Sequence[int]) -> dict[int, Body]:
+        """The messages that are there."""
+
+    def complete(self, topic: str, slots: Sequence[int]) -> dict[int, Body] | None:
+        """The messages of all ``slots``, or None while one is missing: cheaper than to ask for each."""
+
+    def forget(self, topic: str, slots: Sequence[int]) -> None:
+        """Remove messages that every rank has read."""
+
+
+class Coordination(Protocol):
+    """The meeting place of the ranks that save."""
+
+    pause: float
+
+    def decide(self, request: SaveRequest, *, busy: bool) -> bool | None:
+        """With ``on_busy="skip"``: whether the save begins, once for all ranks. None while that is not known.
+
+        ``busy``: this rank would skip it.
         """
+
+    def begin(self, request: SaveRequest) -> GenerationRecord | None:
+        """C1: find or insert the generation. None while it is not there, or its folder was not made.
+
+        ``Conflict`` if another rank saves another step as save ``n``, or it was skipped.
+        """
+
+    def opened(self, row: GenerationRecord) -> None:
+        """The coordinator has made the folder: tell the others."""
+
+    def look(self, row: GenerationRecord) -> GenerationRecord:
+        """The generation as it stands now, as far as this rank can know without asking more than it should."""
+
+    def report(self, row: GenerationRecord, part: PartReport) -> None:
+        """C2: acknowledge. ``Conflict`` if the generation is no longer ``writing``."""
+
+    def report_failure(self, row: GenerationRecord, failure: Failure) -> None:
+        """This rank has failed: the others need not wait for it."""
+
+    def decline(self, request: SaveRequest, failure: Failure) -> None:
+        """This rank failed before it could begin save ``n``: the others are not to wait for it until the deadline."""
+
+    def gathered(self, row: GenerationRecord) -> bool:
+        """C3, asked by the coordinator: whether every expected rank has acknowledged, and the catalog says so.
+
+        ``SaveFailed`` names the rank that failed.
+        """
+
+    def silent(self, row: GenerationRecord) -> list[int]:
+        """The expected ranks that have neither acknowledged nor failed, as far as can be seen."""
+
+    def announce(self, row: GenerationRecord) -> None:
+        """The coordinator knows the verdict: ``row`` is committed or aborted."""
+
+    def verdict(self, row: GenerationRecord) -> GenerationRecord | None:
+        """The generation in its last state (committed and proven, or aborted), or None while it is under way."""
