@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,12 @@ class _HostFamily:
 
     def expand(self, objects: Sequence[tuple[str, Any]], leaves: Sequence[tuple[str, Any]]) -> list[Expansion]:
         return []
+
+    def boxes(self, value: Any, path: str) -> Sequence[tuple[Any, LeafSpec]] | None:
+        return None
+
+    def coordinates(self, value: Any) -> Mapping[str, int]:
+        return {}
 
     def wrote_to(self, values: Sequence[Any]) -> None:
         pass

@@ -28,6 +28,8 @@ class LeafSpec(msgspec.Struct, frozen=True, gc=False):
     ``parameter``, ``buffer``, ``non_persistent``, ``requires_grad``, ``channels_last``, ...
     ``address`` is where the box's bytes already lie in host memory, dense, in C order and
     little-endian; None if they don't, or there are none.
+    ``holders`` are the global ranks that hold exactly this box, ascending. None named: every rank of the launch if
+    ``kind`` is ``replicated``, else only this one.
     """
 
     dtype: str
@@ -39,6 +41,7 @@ class LeafSpec(msgspec.Struct, frozen=True, gc=False):
     alias: Hashable | None = None
     flags: tuple[str, ...] = ()
     address: int | None = None
+    holders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,21 @@ class ArrayFamily(Protocol):
 
         ``known`` was said of what stood at this place in the last save. If every word of it holds for ``value``, that
         very object may be returned: in the stall comparing is cheaper than making. Its ``kind`` is the caller's."""
+
+    def boxes(self, value: Any, path: str) -> Sequence[tuple[Any, LeafSpec]] | None:
+        """What this rank holds of a tensor that is spread over ranks; None for an ordinary tensor, which ``describe``
+        takes. Which of the two is told by the value's type alone.
+
+        Each box comes as a plain local tensor, a view of ``value``'s memory, with what it is: ``global_shape``,
+        ``start``, ``size`` and ``holders`` filled, ``kind`` ``replicated`` where all ranks of the tensor's mesh hold
+        it whole, else ``sharded``. There is at least one: a rank that holds nothing of the tensor has one box of no
+        elements, which starts at zero. No data access, no copy, no communication. ``UnsupportedValue`` naming
+        ``path`` for what is still to be summed up over ranks (``Partial``) and for what ``describe`` refuses.
+        """
+
+    def coordinates(self, value: Any) -> Mapping[str, int]:
+        """Where this rank stands in the mesh of a value that has ``boxes``: dimension name -> coordinate (a dimension
+        without a name goes by its number). Empty for a rank outside of the mesh."""
 
     def host_address(self, value: Any) -> int | None:
         """``address`` of what ``describe`` says, by itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -12,6 +12,7 @@ from ckptfmt.errors import InvalidInput, UnsupportedValue
 from ckptfmt.ports.arrays import Capture, Expansion, LeafSpec
 from ckptfmt.torch import types
 from ckptfmt.torch.cuda import CudaRuntime, DeviceTransfers, Pair, capture_from_device, fill_from_host
+from ckptfmt.torch.distributed import boxes_of, coordinates_of, is_distributed
 from ckptfmt.torch.elements import EXACT_TYPES, NAMES, allocate, bits, is_lazy_view, over_host, torch_dtype
 from ckptfmt.torch.expand import expand_objects, is_object
 from ckptfmt.torch.host import cast_in, copy_in, copy_out, dense_address, overlaps, wrote_to
@@ -83,6 +84,12 @@ class TorchFamily:
         size = tuple(size)
         alias = (address, name, size)
         return LeafSpec(name, size, (0,) * len(size), size, value.nbytes, "replicated", alias, flags, address)
+
+    def boxes(self, value: Any, path: str) -> Sequence[tuple[Any, LeafSpec]] | None:
+        return boxes_of(value, path, self.describe) if is_distributed(value) else None
+
+    def coordinates(self, value: Any) -> Mapping[str, int]:
+        return coordinates_of(value)
 
     def host_address(self, value: Any) -> int | None:
         return dense_address(value)

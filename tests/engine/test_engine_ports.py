@@ -101,6 +101,12 @@ class ArrayFamilyOfTheStandardLibrary:
         shape = (len(value),)
         return LeafSpec("int64", shape, (0,), shape, 8 * len(value), "replicated", id(value))
 
+    def boxes(self, value: Any, path: str) -> None:
+        return None
+
+    def coordinates(self, value: Any) -> dict[str, int]:
+        return {}
+
     def host_address(self, value: Any) -> int | None:
         return None
 
