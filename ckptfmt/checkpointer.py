@@ -14,6 +14,7 @@ from ckptfmt import exits
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.load.names import Rename
+from ckptfmt.engine.load.ranks import RankMap
 from ckptfmt.engine.load.restore import RestoreOptions
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import GenerationInfo, RestoreReport, human_bytes
@@ -262,6 +263,7 @@ class Checkpointer:
         keys: Patterns | None = None,
         rename: Rename | None = None,
         fallback: bool = False,
+        map: RankMap | None = None,
     ) -> RestoreReport | None:
         """Fill ``into`` from the latest committed generation (or ``at``). None only if the run never had any.
 
@@ -275,7 +277,14 @@ class Checkpointer:
         self._flights.settle()
         self._join_preparation()
         options = RestoreOptions(
-            strict=strict, cast=cast, keys=keys, rename=rename, host_bytes_max=self._modes.host_bytes_max
+            strict=strict,
+            cast=cast,
+            keys=keys,
+            rename=rename,
+            host_bytes_max=self._modes.host_bytes_max,
+            rank=self._context.ranks.rank,
+            world_size=self._context.ranks.world_size,
+            map=map,
         )
         if self._modes.host_bytes_max is not None:
             self._flights.drop_arenas()  # what is read may take all of it
