@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckptfmt.engine.keep.verify import verify
 from ckptfmt.engine.load.load import Framework, load_state
 from ckptfmt.engine.load.names import Rename
+from ckptfmt.engine.load.ranks import RankMap
 from ckptfmt.engine.load.restore import RestoreOptions, restore_state
 from ckptfmt.engine.load.slices import read_slice
 from ckptfmt.engine.opened import Opened
@@ -17,6 +18,7 @@ from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import RestoreReport, VerifyReport
 from ckptfmt.engine.stored import Stored
 from ckptfmt.errors import InvalidInput
+from ckptfmt.rank_here import rank_here
 
 if TYPE_CHECKING:
     from ckptfmt.engine.arena import Arena
@@ -99,6 +101,7 @@ class Generation(Mapping[str, "StoredTensor"]):
         device: Any | None = None,
         framework: Framework = "saved",
         verify: bool = True,
+        rank: int | None = None,
     ) -> Any:
         """Build the saved state, or a part of it, anew; see ``ckptfmt.load``."""
         self._live_families()
@@ -112,6 +115,7 @@ class Generation(Mapping[str, "StoredTensor"]):
                 device=device,
                 framework=framework,
                 verify=verify,
+                rank=rank,
             )
 
     def restore(
@@ -123,9 +127,20 @@ class Generation(Mapping[str, "StoredTensor"]):
         keys: Patterns | None = None,
         rename: Rename | None = None,
         atomic: bool = True,
+        map: RankMap | None = None,
     ) -> RestoreReport:
         """Fill a live state in place; see ``ckptfmt.restore``."""
-        options = RestoreOptions(strict=strict, cast=cast, keys=keys, rename=rename, atomic=atomic)
+        rank, world_size = rank_here()
+        options = RestoreOptions(
+            strict=strict,
+            cast=cast,
+            keys=keys,
+            rename=rename,
+            atomic=atomic,
+            rank=rank,
+            world_size=world_size,
+            map=map,
+        )
         return self.restore_with(into, options)
 
     def restore_with(self, into: Any, options: RestoreOptions, *, arena: Arena | None = None) -> RestoreReport:

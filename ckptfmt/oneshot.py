@@ -10,6 +10,7 @@ from typing import Any
 from ckptfmt import connect
 from ckptfmt.engine.load.load import Framework
 from ckptfmt.engine.load.names import Rename
+from ckptfmt.engine.load.ranks import RankMap
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import RestoreReport
 from ckptfmt.errors import InvalidInput
@@ -81,6 +82,7 @@ def load(
     device: Any | None = None,
     framework: Framework = "saved",
     verify: bool = True,
+    rank: int | None = None,
     catalog: str | None = None,
     storage_options: Options = None,
 ) -> State:
@@ -88,14 +90,16 @@ def load(
 
     ``device`` None is the CPU, whatever the tensors were saved from. ``framework="saved"`` gives torch tensors where
     torch was saved and is installed, else numpy arrays. All bytes are verified unless ``verify=False``. Tensors of one
-    load share memory: it is freed when the last of them goes. Tied tensors come back as one object.
-    Raises ``NotFound``, ``NotCommitted``, ``Corrupt`` (tensor, object, offset), ``Unverifiable``.
+    load share memory: it is freed when the last of them goes. Tied tensors come back as one object, those that are spread
+    over ranks whole. Of what each rank kept for itself (``PerRank``, ``Rng``) comes that of the saved rank ``rank``, which
+    has to be named if there is more than one.
+    Raises ``NotFound``, ``NotCommitted``, ``Mismatch``, ``Corrupt`` (tensor, object, offset), ``Unverifiable``.
     """
     reference = merge(parse_reference(url), run=run, at=at)
     connection = connect.open_site(reference.url, mode="r", catalog=catalog, storage_options=storage_options)
     with closing(connection):
         return find(connection, reference.run, reference.at).load(
-            subtree=subtree, keys=keys, exclude=exclude, device=device, framework=framework, verify=verify
+            subtree=subtree, keys=keys, exclude=exclude, device=device, framework=framework, verify=verify, rank=rank
         )
 
 
@@ -110,6 +114,7 @@ def restore(
     keys: Patterns | None = None,
     rename: Rename | None = None,
     atomic: bool = True,
+    map: RankMap | None = None,
     catalog: str | None = None,
     storage_options: Options = None,
 ) -> RestoreReport:
@@ -120,10 +125,15 @@ def restore(
     With ``atomic`` all bytes are read and verified before the first is copied; ``atomic=False`` needs no second copy of
     the state, and an error says which tensors were already changed. ``keys`` selects live names, ``rename`` maps saved
     names to live ones (a function, or a mapping of dotted prefixes), ``cast`` allows dtype changes and reports them.
+
+    Tensors that are spread over ranks, saved or live, in whatever layout, take their share: only chunks that hold some of
+    it are read. What each rank kept for itself (``PerRank``, ``Rng``) goes to the same rank at the same world size; at
+    another one it is a ``Mismatch``, unless ``map`` says whose each rank gets (a function, or a mapping: rank -> saved
+    rank). The rank is that of torch.distributed where it is initialised, else of $RANK and $WORLD_SIZE.
     """
     reference = merge(parse_reference(url), run=run, at=at)
     connection = connect.open_site(reference.url, mode="r", catalog=catalog, storage_options=storage_options)
     with closing(connection):
         return find(connection, reference.run, reference.at).restore(
-            into, strict=strict, cast=cast, keys=keys, rename=rename, atomic=atomic
+            into, strict=strict, cast=cast, keys=keys, rename=rename, atomic=atomic, map=map
         )

@@ -14,7 +14,7 @@ from ckptfmt.engine.origins import Origins
 from ckptfmt.engine.reports import GenerationInfo
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.stored import Stored, StoredTensors
-from ckptfmt.errors import Corrupt, FormatError, Mismatch, NotCommitted, NotFound
+from ckptfmt.errors import Corrupt, FormatError, NotCommitted, NotFound
 from ckptfmt.format import layout, tree, verdict
 from ckptfmt.format.index import Index
 from ckptfmt.format.manifest import Manifest, decode_manifest, manifest_digest
@@ -46,22 +46,19 @@ class Opened:
     def name(self) -> str:
         return f"generation {self.info.id} of run {self.info.run!r}"
 
-    def slot(self, node: tree.Node, rank: int) -> tree.Node:
-        """What ``rank`` kept where ``node`` is a per-rank slot; any other node is returned as it is."""
-        if not isinstance(node, dict) or "per_rank" not in node:
-            return node
-        if len(self.manifest.ranks) != 1:
-            raise Mismatch(
-                f"{self.name} was saved by {len(self.manifest.ranks)} ranks and holds values of each by itself "
-                f"({node['per_rank']}); this version restores such values at world size 1 only from a save of world "
-                "size 1; leave them out with keys= or exclude="
-            )
-        return self.slots(rank)[node["per_rank"]]
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that saved it, ascending."""
+        return tuple(row.rank for row in self.manifest.ranks)
+
+    @property
+    def ranks_text(self) -> str:
+        return "1 rank" if len(self.ranks) == 1 else f"{len(self.ranks)} ranks"
 
     def slots(self, rank: int) -> dict[str, tree.Node]:
         """What ``rank`` kept for itself, by slot."""
         with self._told():
-            return self.manifest.trees.per_rank.get(str(rank), {})
+            return self.manifest.trees.slots_of(rank)
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.plan import align_down, align_up
@@ -24,7 +25,10 @@ _SHOWN_REGIONS_MAX = 256
 
 
 class StoredBox(msgspec.Struct, frozen=True, gc=False):
-    """One box as the manifest records it: where its bytes are, and what they must hash to."""
+    """One box as the manifest records it: where its bytes are, and what they must hash to.
+
+    Of a box of which only some chunks are read (``run_of``) ``offset``, ``nbytes`` and ``digests`` are those of the chunks.
+    """
 
     tensor: str
     start: tuple[int, ...]
@@ -37,6 +41,19 @@ class StoredBox(msgspec.Struct, frozen=True, gc=False):
     digests: tuple[bytes, ...]
     """One for each chunk."""
     chunk_bytes: int
+
+
+def run_of(box: StoredBox, first: int, stop: int) -> StoredBox:
+    """The chunks of ``box`` from number ``first`` up to ``stop``, as something to read."""
+    if not first and stop == len(box.digests):
+        return box
+    inner = first * box.chunk_bytes
+    return replace(
+        box,
+        offset=box.offset + inner,
+        nbytes=min(stop * box.chunk_bytes, box.nbytes) - inner,
+        digests=box.digests[first:stop],
+    )
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,8 @@ class RestoreReport(Report):
     skipped: tuple[str, ...] = ()
     fell_back_from: tuple[int, ...] = ()
     """Ids of newer generations that could not be read (``fallback=True``)."""
+    amplification: float = 1.0
+    """Bytes of the chunks that were read over ``nbytes``: 1.0 unless this rank needed only parts of chunks."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
-from typing import Final
+from operator import add, mul
+from typing import Final, NamedTuple
 
 from ckptfmt.errors import InvalidInput
 
@@ -127,13 +129,24 @@ def _text(box: Box) -> str:
     return f"{list(box[0])}+{list(box[1])}"
 
 
-def byte_ranges(
-    box_size: Sequence[int], sub_start: Sequence[int], sub_size: Sequence[int], itemsize: int
-) -> list[tuple[int, int]]:
-    """Return the coalesced (offset, length) byte ranges of a sub-box within a box stored in C order.
+class Slab(NamedTuple):
+    """A part of a sub-box: its place in the box it is taken from, and the bytes of that box from its ``first`` up to
+    ``stop``, after its last."""
 
-    ``sub_start`` counts from the box's own corner. One range means that the slice is contiguous;
-    an empty slice has none. ``InvalidInput`` if the sub-box does not lie within the box.
+    start: Extent
+    size: Extent
+    first: int
+    stop: int
+
+
+def slabs(
+    box_size: Sequence[int], sub_start: Sequence[int], sub_size: Sequence[int], itemsize: int, gap_bytes: int
+) -> list[Slab]:
+    """Cut a sub-box of a box stored in C order wherever ``gap_bytes`` or more lie between bytes that belong to it.
+
+    So every run of ``gap_bytes`` between the ends of one slab has bytes of it, and there are at most twice as many
+    slabs as such runs. ``sub_start`` counts from the box's own corner; an empty sub-box has no slabs.
+    ``InvalidInput`` if the sub-box does not lie within the box.
     """
     shape, start, size = tuple(box_size), tuple(sub_start), tuple(sub_size)
     reason = misfit(shape, start, size)
@@ -141,18 +154,25 @@ def byte_ranges(
         raise InvalidInput(f"slice of a stored box: {reason}")
     if not all(size):
         return []
+    strides = strides_of(shape, itemsize)
+    spans = [itemsize] * (len(shape) + 1)  # of all that is taken along a dimension and those within it
+    for d in range(len(shape) - 1, -1, -1):
+        spans[d] = spans[d + 1] + (size[d] - 1) * strides[d]
+    level = len(shape)  # from this dimension on no gap is too long
+    while level and (size[level - 1] == 1 or strides[level - 1] - spans[level] < gap_bytes):
+        level -= 1
+    base = sum(map(mul, start, strides))
+    found = []
+    for index in product(*map(range, size[:level])):
+        first = base + sum(map(mul, index, strides))
+        corner = (*map(add, start, index), *start[level:])
+        found.append(Slab(corner, (1,) * level + size[level:], first, first + spans[level]))
+    return found
+
+
+def strides_of(shape: Sequence[int], itemsize: int) -> list[int]:
+    """Return the distance in bytes between neighbours along each dimension of an array in C order."""
     strides = [itemsize] * len(shape)
     for d in range(len(shape) - 2, -1, -1):
         strides[d] = strides[d + 1] * shape[d + 1]
-    inner = len(shape)  # dimensions from here on are taken whole, hence lie back to back
-    while inner > 0 and size[inner - 1] == shape[inner - 1]:
-        inner -= 1
-    if inner == 0:
-        return [(0, prod(shape) * itemsize)]
-    run = inner - 1  # the innermost dimension that is taken in part: its rows are single ranges
-    length = size[run] * strides[run]
-    base = sum(x * stride for x, stride in zip(start, strides, strict=True))
-    offsets = [base]
-    for d in range(run):
-        offsets = [offset + i * strides[d] for offset in offsets for i in range(size[d])]
-    return [(offset, length) for offset in offsets]
+    return strides

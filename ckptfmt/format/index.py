@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import prod
+from operator import mul
 
 import msgspec
 
@@ -15,7 +16,7 @@ from ckptfmt.format.boxes import Extent
 from ckptfmt.format.checksum import DIGEST_BYTES
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.manifest import Manifest
-from ckptfmt.format.tables import Kind, PackRow
+from ckptfmt.format.tables import Kind, PackRow, itemsizes
 
 
 class StoredBox(msgspec.Struct, frozen=True, gc=False):
@@ -141,9 +142,24 @@ class Index:
     def box_bytes(self) -> list[int]:
         """Bytes of every box row."""
         tensors, boxes = self.manifest.tensors, self.manifest.boxes
-        width = {name: dtype(name).itemsize for name in set(tensors.dtype)}
-        of_tensor = [width[name] for name in tensors.dtype]
+        of_tensor = list(itemsizes(tensors))
         return [n * of_tensor[i] for n, i in zip(map(prod, boxes.size), boxes.tensor, strict=True)]
+
+    @cached_property
+    def tensor_bytes(self) -> list[int]:
+        """Bytes of every tensor row: those of its boxes, which tile it."""
+        tensors = self.manifest.tensors
+        return list(map(mul, map(prod, tensors.shape), itemsizes(tensors)))
+
+    def boxes_of(self, row: int) -> range:
+        """The box rows of tensor row ``row``."""
+        at = self.manifest.boxes.tensor
+        return range(bisect_left(at, row), bisect_right(at, row))
+
+    def bytes_of(self, box: int) -> int:
+        """Bytes of one box row."""
+        tensors, boxes = self.manifest.tensors, self.manifest.boxes
+        return prod(boxes.size[box]) * dtype(tensors.dtype[boxes.tensor[box]]).itemsize
 
     def digests(self, box: int) -> tuple[bytes, ...]:
         """Return the digests of the chunks of box row ``box``, 16 bytes each."""
@@ -154,21 +170,17 @@ class Index:
 
     def _make(self, row: int) -> TensorEntry:
         tensors, boxes = self.manifest.tensors, self.manifest.boxes
-        width = dtype(tensors.dtype[row]).itemsize
         stored = []
-        nbytes = 0
-        for j in range(bisect_left(boxes.tensor, row), bisect_right(boxes.tensor, row)):
-            at, size = boxes.pack[j], boxes.size[j]
-            length = prod(size) * width
-            nbytes += length
-            pack = self.manifest.packs[at]
-            stored.append(StoredBox(boxes.start[j], size, pack, at, boxes.offset[j], length, self.digests(j)))
+        for j in self.boxes_of(row):
+            at = boxes.pack[j]
+            place = (self.manifest.packs[at], at, boxes.offset[j], self.bytes_of(j))
+            stored.append(StoredBox(boxes.start[j], boxes.size[j], *place, self.digests(j)))
         return TensorEntry(
             tensors.name[row],
             tensors.kind[row],
             tensors.rank[row],
             tensors.dtype[row],
             tensors.shape[row],
-            nbytes,
+            sum(box.nbytes for box in stored),
             tuple(stored),
         )

@@ -28,6 +28,10 @@ class Trees(msgspec.Struct, kw_only=True):
     common: Any = None
     per_rank: dict[str, dict[str, Any]] = {}
 
+    def slots_of(self, rank: int) -> dict[str, Node]:
+        """Return what ``rank`` kept for itself, by slot."""
+        return self.per_rank.get(str(rank), {})
+
     def nodes(self) -> Iterator[Node]:
         """Yield the common tree, then every rank's nodes."""
         yield self.common
@@ -58,10 +62,7 @@ class TreeTexts(Trees, frozen=True, dict=True, eq=False):  # type: ignore[misc]
 
     @cached_property  # type: ignore[misc]
     def per_rank(self) -> dict[str, dict[str, Node]]:  # type: ignore[override]
-        return {
-            rank: {slot: _node(bytes(text), f"the tree of rank {rank}") for slot, text in slots.items()}
-            for rank, slots in self.slot_texts().items()
-        }
+        return {rank: self.slots_of(int(rank)) for rank in self.slot_texts()}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trees):
@@ -69,6 +70,14 @@ class TreeTexts(Trees, frozen=True, dict=True, eq=False):  # type: ignore[misc]
         return bool(self.common == other.common and self.per_rank == other.per_rank)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def slots_of(self, rank: int) -> dict[str, Node]:
+        # One rank's alone: of a thousand ranks a reader is one.
+        read: dict[int, dict[str, Node]] = vars(self).setdefault("_slots_of", {})
+        if rank not in read:
+            texts = self.slot_texts().get(str(rank), {})
+            read[rank] = {slot: _node(bytes(text), f"the tree of rank {rank}") for slot, text in texts.items()}
+        return read[rank]
 
     def _common_text(self) -> bytes:
         return bytes(Trees.common.__get__(self))

@@ -60,6 +60,15 @@ class Ownership:
     nothing."""
 
 
+class Outline(msgspec.Struct, frozen=True, gc=False):
+    """A stored tensor by what is known of it before a byte is read. ``name`` is how the saved state refers to it,
+    ``dtype`` a format dtype name, ``shape`` the global one."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Expansion:
     """A live object turned into a nested state that the tree codec and the leaf walk understand.
@@ -86,6 +95,10 @@ class Expansion:
     whose state goes by the names of its parameters."""
     owned: Ownership | None = None
     """What the object alone changes."""
+    make: Callable[[Any], Mapping[str, Any]] | None = None
+    """``make(outline)`` gives new tensors to be filled with what was saved, by the ``name`` of their ``Outline``, for
+    tensors that ``apply`` could not take whole: each rank holds only its share of them. ``outline`` is the saved state
+    with its mappings, lists and texts, an ``Outline`` for each tensor, and None for all else."""
 
 
 class Capture(Protocol):

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from ckptfmt.errors import Mismatch, UnsupportedValue
 from ckptfmt.ports.arrays import Expansion
+from ckptfmt.torch.distributed import is_distributed, local_tensor
 from ckptfmt.torch.elements import EXACT_TYPES
 from ckptfmt.torch.names import ModuleNames, join
 
@@ -83,7 +84,7 @@ def _shares_memory(names: ModuleNames, state: Mapping[str, Any]) -> bool:
 
 def _address(tensor: torch.Tensor) -> tuple[torch.device, int] | int:
     if type(tensor) not in EXACT_TYPES:
-        return id(tensor)
+        return _address(local_tensor(tensor)) if is_distributed(tensor) else id(tensor)
     try:
         return tensor.device, tensor.data_ptr()
     except RuntimeError:  # sparse tensors have no address
@@ -92,7 +93,7 @@ def _address(tensor: torch.Tensor) -> tuple[torch.device, int] | int:
 
 def _storage(tensor: torch.Tensor) -> tuple[torch.device, int] | int:
     if type(tensor) not in EXACT_TYPES:
-        return id(tensor)
+        return _storage(local_tensor(tensor)) if is_distributed(tensor) else id(tensor)
     try:
         return tensor.device, tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):

@@ -18,6 +18,7 @@ from ckptfmt.engine.load.load import load_state
 from ckptfmt.engine.numpy_family import BlobFamily, NumpyFamily
 from ckptfmt.engine.stored import StoredTensors
 from ckptfmt.errors import Mismatch, NotFound
+from ckptfmt.format.boxes import whole
 from ckptfmt.ports.arrays import ArrayFamily
 from ckptfmt.torch.family import TorchFamily
 
@@ -36,6 +37,7 @@ def test_rows_made_at_once_are_those_made_one_by_one(name: str) -> None:
     single = StoredTensors(opened.index, keys)
     assert [row.name for row in every] == tensors.name
     assert [single.find(row.name, row.rank) for row in every] == list(every)
+    assert [list(row.boxes) for row in every] == [list(row.meeting(whole(row.shape))) for row in every]
     assert max(len(row.boxes) for row in every) > 1 or name == "v1-one-rank"
     assert [row.nbytes for row in every] == [opened.index.entry(number).nbytes for number in range(len(every))]
     with pytest.raises(NotFound):

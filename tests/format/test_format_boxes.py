@@ -121,25 +121,36 @@ def test_tiling_agrees_with_counting(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
-def test_byte_ranges_are_the_slice(data: st.DataObject) -> None:
+@settings(max_examples=300, deadline=None)
+def test_slabs_are_the_slice(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 4), max_size=4)))
     start = tuple(data.draw(st.integers(0, n)) for n in shape)
     size = tuple(data.draw(st.integers(0, n - a)) for a, n in zip(start, shape, strict=True))
-    itemsize = data.draw(st.sampled_from([1, 2, 8]))
+    itemsize, gap = data.draw(st.sampled_from([1, 2, 8])), data.draw(st.integers(1, 40))
     raw = np.arange(int(np.prod(shape)) * itemsize).reshape(*shape, itemsize)
-    expected = raw[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))].ravel()
-    ranges = boxes.byte_ranges(shape, start, size, itemsize)
-    flat = raw.ravel()
-    assert np.concatenate([flat[a : a + n] for a, n in ranges] or [flat[:0]]).tolist() == expected.tolist()
-    assert all(a + n < b for (a, n), (b, _) in itertools.pairwise(ranges)), "neighbours must be one range"
+    wanted = raw[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))].ravel()
+    slabs = boxes.slabs(shape, start, size, itemsize, gap)
+    found = [raw[tuple(slice(a, a + n) for a, n in zip(slab.start, slab.size, strict=True))].ravel() for slab in slabs]
+    assert np.concatenate(found or [raw.ravel()[:0]]).tolist() == wanted.tolist()
+    for slab, numbers in zip(slabs, found, strict=True):
+        assert (numbers[0], numbers[-1] + 1) == (slab.first, slab.stop)
+        assert max(np.diff(numbers), default=1) <= gap
+        if gap == 1:
+            assert len(numbers) == slab.stop - slab.first, "bytes without gaps are one range"
+    assert all(a.stop + gap <= b.first for a, b in itertools.pairwise(slabs) if gap == 1)
+    runs = sum(len(range(slab.first // gap, (slab.stop - 1) // gap + 1)) for slab in slabs)
+    needed = {number // gap for number in wanted}
+    assert needed == {run for slab in slabs for run in range(slab.first // gap, (slab.stop - 1) // gap + 1)}
+    assert runs <= 2 * len(needed)
 
 
-def test_rows_of_a_matrix_are_one_range() -> None:
-    assert boxes.byte_ranges((8, 6), (2, 0), (3, 6), 4) == [(48, 72)]
-    assert boxes.byte_ranges((), (), (), 8) == [(0, 8)]
+def test_rows_of_a_matrix_are_one_slab() -> None:
+    assert boxes.slabs((8, 6), (2, 0), (3, 6), 4, 1) == [((2, 0), (3, 6), 48, 120)]
+    assert boxes.slabs((8, 6), (2, 1), (2, 5), 4, 4) == [((2, 1), (1, 5), 52, 72), ((3, 1), (1, 5), 76, 96)]
+    assert boxes.slabs((8, 6), (2, 1), (2, 5), 4, 5) == [((2, 1), (2, 5), 52, 96)]
+    assert boxes.slabs((), (), (), 8, 1) == [((), (), 0, 8)]
     with pytest.raises(InvalidInput, match="outside"):
-        boxes.byte_ranges((4,), (2,), (3,), 1)
+        boxes.slabs((4,), (2,), (3,), 1, 1)
 
 
 def test_intersection() -> None:

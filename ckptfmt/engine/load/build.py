@@ -2,109 +2,40 @@
 
 from __future__ import annotations
 
-import logging
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
-from ckptfmt.engine.arena import map_memory
-from ckptfmt.engine.assemble import assemble
 from ckptfmt.engine.families import Families
+from ckptfmt.engine.load.gather import boxes_to_read, bytes_of
+from ckptfmt.engine.load.memory import Memory, read_boxes
+from ckptfmt.engine.load.ranks import RankView
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.read import ReadPlan, StoredBox, plan_reads, read_regions, show_regions, verify_shown
 from ckptfmt.engine.stored import Stored
-from ckptfmt.engine.touch import address_of
-from ckptfmt.errors import BackendError, UnsupportedValue
+from ckptfmt.errors import UnsupportedValue
 from ckptfmt.format import tree
 from ckptfmt.ports.arrays import ArrayFamily, LeafSpec
 
-log = logging.getLogger("ckptfmt")
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-class Memory:
-    """Host bytes of tensors that were read: whole, in C order."""
-
-    def __init__(self, plan: ReadPlan, memory: memoryview) -> None:
-        self._memory = memory
-        self._base = address_of(memory)
-        self._packs: dict[str, tuple[list[int], list[int]]] = {}
-        """For each pack the offsets of its regions, and how far from them their bytes lie in memory."""
-        for region in plan.regions:
-            starts, shifts = self._packs.setdefault(region.pack, ([], []))
-            starts.append(region.start)
-            shifts.append(region.memory_offset - region.start)
-
-    def bytes_of(self, stored: Stored) -> memoryview:
-        """The tensor's bytes; one that is stored in several boxes is put together first."""
-        if not stored.nbytes:
-            return memoryview(bytearray())
-        if len(stored.boxes) == 1:  # nearly always, so without a detour
-            box = stored.boxes[0]
-            starts, shifts = self._packs[box.pack]
-            at = box.offset + shifts[bisect_right(starts, box.offset) - 1]
-            return self._memory[at : at + box.nbytes]
-        whole = map_memory(stored.nbytes)[: stored.nbytes]
-        parts = [(box.start, box.size, self._view(box)) for box in stored.boxes if box.nbytes]
-        assemble(whole, stored.shape, stored.dtype, parts)
-        return whole
-
-    def address(self, box: StoredBox) -> int:
-        """Where the bytes of a box lie, as long as this memory is held."""
-        starts, shifts = self._packs[box.pack]
-        return self._base + box.offset + shifts[bisect_right(starts, box.offset) - 1]
-
-    def _view(self, box: StoredBox) -> memoryview:
-        at = self.address(box) - self._base
-        return self._memory[at : at + box.nbytes]
-
-
-def read_entries(
-    opened: Opened,
-    entries: Sequence[Stored],
-    *,
-    verify: bool = True,
-    memory: Callable[[int], memoryview] = map_memory,
-    progress: Callable[[int], None] | None = None,
-) -> Memory:
+def read_entries(opened: Opened, entries: Iterable[Stored], *, verify: bool = True) -> Memory:
     """Read ``entries`` whole, each stored tensor once."""
-    plan = _plan(entries)
-    target = memory(plan.memory_bytes) if plan.memory_bytes else memoryview(bytearray())
-    read_regions(opened.site.backend, plan, target, verify=verify, progress=progress)
-    return Memory(plan, target)
+    return read_boxes(opened, boxes_to_read(entries), verify=verify)
 
 
-def show_entries(opened: Opened, entries: Sequence[Stored]) -> Memory | None:
-    """``entries``, verified, where the host has their bytes and keeps them: only to be copied from. None: read them."""
-    backend = opened.site.backend
-    plan = _plan(entries)
-    shown = show_regions(backend, plan)
-    if shown is None:
-        return None
-    try:
-        verify_shown(plan, shown)
-    except BackendError as error:
-        log.info("%s: what the page cache held cannot be kept there: %s", opened.name, error)
-        return None  # reading it says what is wrong with it
-    return Memory(plan, shown.memory)
-
-
-def _plan(entries: Sequence[Stored]) -> ReadPlan:
-    unique = list({(entry.name, entry.rank): entry for entry in entries}.values())
-    return plan_reads(chain.from_iterable([entry.boxes for entry in unique]))
-
-
-def wanted_entries(opened: Opened, nodes: Sequence[tree.Node], rank: int) -> list[Stored]:
-    """The stored tensors that ``nodes`` refer to, looking into the rank's slots; each once."""
+def wanted_entries(view: RankView, nodes: Sequence[tree.Node], made: Container[str] = ()) -> list[Stored]:
+    """The stored tensors that ``nodes`` refer to, looking into the rank's slots; each once, without those for which a
+    tensor was ``made``."""
     found: dict[str, Stored] = {}
-    find = opened.stored.find
+    find, rank = view.opened.stored.find, view.rank
     todo = list(nodes)
     while todo:
         for tag, name in tree.references(todo.pop()):
             if tag == "per_rank":
-                todo.append(opened.slot(tree.per_rank(name), rank))
-            else:
+                todo.append(view.slot(tree.per_rank(name)))
+            elif name not in made:
                 stored = find(name, rank)
                 found[stored.name] = stored
     return list(found.values())
@@ -126,29 +57,38 @@ class Builder:
 
     def __init__(
         self,
-        opened: Opened,
+        view: RankView,
         families: Families,
         memory: Memory,
         *,
-        rank: int,
         framework: str = "saved",
         device: Any | None = None,
     ) -> None:
-        self._opened = opened
-        self._find = opened.stored.find
+        self._view = view
+        self._find = view.opened.stored.find
+        self._rank = view.rank
         self._families = families
         self._memory = memory
-        self._rank = rank
         self._framework = framework
         self._device = device
         self._kinds: dict[tuple[str, tuple[str, ...]], _Kind] = {}
 
-    def value(self, node: tree.Node) -> Any:
-        return tree.decode(node, self._leaf)
+    def value(self, node: tree.Node, made: Mapping[str, Any] = _NOTHING) -> Any:
+        """The value of ``node``; references by a name in ``made`` become what stands there."""
+        return tree.decode(node, self._with(made) if made else self._leaf)
+
+    def _with(self, made: Mapping[str, Any]) -> Callable[[str, Any], Any]:
+        def leaf(tag: str, payload: Any) -> Any:
+            if tag == "per_rank":
+                return tree.decode(self._view.slot(tree.per_rank(payload)), leaf)
+            name = payload if type(payload) is str else tree.split_reference(payload)[0]
+            return made[name] if name in made else self._leaf(tag, payload)
+
+        return leaf
 
     def _leaf(self, tag: str, payload: Any) -> Any:
         if tag == "per_rank":
-            return self.value(self._opened.slot(tree.per_rank(payload), self._rank))
+            return self.value(self._view.slot(tree.per_rank(payload)))
         name, flags = (payload, ()) if type(payload) is str else tree.split_reference(payload)
         stored = self._find(name, self._rank)
         kind = self._kinds.get((tag, flags))
@@ -160,7 +100,7 @@ class Builder:
         return value
 
     def _build(self, kind: _Kind, stored: Stored) -> Any:
-        host = self._memory.bytes_of(stored)
+        host = bytes_of(stored, self._memory)
         if kind.family is None:
             return bytes(host) if kind.tag == "stored_bytes" else bytearray(host)
         size = stored.shape

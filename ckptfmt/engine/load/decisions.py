@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,8 @@ class Apply:
     """Raises ``Mismatch`` if ``apply`` would refuse the state; touches nothing."""
     translate: Callable[[Any], Any] | None = None
     """Gives the tensor names in the rebuilt state the names of the live state."""
+    made: Mapping[str, Any] = field(default_factory=dict)
+    """New tensors for what ``node`` refers to by these names: filled by the plan's ``builds`` before ``apply``."""
 
 
 @dataclass
@@ -59,6 +61,8 @@ class RestorePlan:
     fills: list[Fill] = field(default_factory=list)
     assigns: list[Assign] = field(default_factory=list)
     applies: list[Apply] = field(default_factory=list)
+    builds: list[Fill] = field(default_factory=list)
+    """What fills the tensors that were made for ``applies``: no live value yet."""
     finish: list[Callable[[], None]] = field(default_factory=list)
     """Rebuilds immutable containers, innermost first, after the assigns."""
     loaded: list[str] = field(default_factory=list)

@@ -11,6 +11,7 @@ from ckptfmt.engine.load.build import Builder, mentions_torch, read_entries, wan
 from ckptfmt.engine.load.names import Selection
 from ckptfmt.engine.load.nodes import UNSET, check_depth
 from ckptfmt.engine.load.prune import Pruner
+from ckptfmt.engine.load.ranks import RankView, view_for_load
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.errors import Mismatch
@@ -31,44 +32,55 @@ def load_state(
     device: Any | None = None,
     framework: Framework = "saved",
     verify: bool = True,
-    rank: int = 0,
+    rank: int | None = None,
 ) -> Any:
     """Return the saved state, or the part at ``subtree``, with the tensors that ``keys`` and ``exclude`` select.
 
-    ``NotFound`` (near names) for an unknown subtree, ``Mismatch`` if the patterns match no tensor, ``Corrupt``
-    naming tensor, object and offset for damaged bytes.
+    What each rank kept for itself is that of the saved rank ``rank`` (None: of the only one there is). ``NotFound``
+    (near names) for an unknown subtree, ``Mismatch`` if the patterns match no tensor, or if several ranks kept
+    something and none is named, ``Corrupt`` naming tensor, object and offset for damaged bytes.
     """
+    view = view_for_load(opened, rank)
     with held_back():
-        return _load_state(opened, families_for, Selection(keys, exclude), subtree, device, framework, verify, rank)
+        return _load_state(view, families_for, Selection(keys, exclude), subtree, device, framework, verify)
 
 
 def _load_state(
-    opened: Opened,
+    view: RankView,
     families_for: FamiliesFor,
     selection: Selection,
     subtree: str | None,
     device: Any | None,
     framework: Framework,
     verify: bool,
-    rank: int,
 ) -> Any:
-    for tree_of in (opened.common, *opened.slots(rank).values()):
+    opened = view.opened
+    for tree_of in (opened.common, *view.own_trees()):
         check_depth(tree_of)
-    root = opened.common if subtree is None else _subtree(opened, subtree, rank)
-    node = root if selection.everything else Pruner(selection.wants, lambda slot: opened.slot(slot, rank)).prune(root)
-    entries = [] if node is UNSET else wanted_entries(opened, [node], rank)
-    if not selection.everything and not entries and wanted_entries(opened, [root], rank):
+    root = opened.common if subtree is None else _subtree(view, subtree)
+    node = root if selection.everything else Pruner(selection.wants, view.look).prune(root)
+    view.require([] if node is UNSET else [node])
+    entries = [] if node is UNSET else wanted_entries(view, [node])
+    if not selection.everything and not entries and _holds_tensors(view, root):
         raise Mismatch(
             f"{opened.name}: no tensor matches {selection}; see `ckptfmt inspect`",
             kind="nothing_loaded",
         )
     # What is left of a tree has this rank's slots in place; the whole still refers to them.
-    nodes = [node, *opened.slots(rank).values()] if node is opened.common else [node]
+    nodes = [node, *view.own_trees()] if node is opened.common else [node]
     families = families_for(framework, saved_torch=any(map(mentions_torch, nodes)))
     memory = read_entries(opened, entries, verify=verify)
-    return Builder(opened, families, memory, rank=rank, framework=framework, device=device).value(node)
+    return Builder(view, families, memory, framework=framework, device=device).value(node)
 
 
-def _subtree(opened: Opened, dotted: str, rank: int) -> tree.Node:
-    inlined = Pruner(lambda name: True, lambda slot: opened.slot(slot, rank)).prune(opened.common)
-    return tree.subtree(inlined, dotted)
+def _inlined(view: RankView, node: tree.Node) -> tree.Node:
+    """The node with what the rank in view kept in place of its slots."""
+    return Pruner(lambda name: True, view.look).prune(node)
+
+
+def _subtree(view: RankView, dotted: str) -> tree.Node:
+    return tree.subtree(_inlined(view, view.opened.common), dotted)
+
+
+def _holds_tensors(view: RankView, node: tree.Node) -> bool:
+    return any(tag != "per_rank" for tag, _ in tree.references(_inlined(view, node)))

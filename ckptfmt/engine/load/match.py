@@ -6,15 +6,16 @@ an object's ``load_state_dict``, assigned into its container, or reported as a d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.load.decisions import Apply, Assign, Fill, RestorePlan, Setter
 from ckptfmt.engine.load.names import NodeMap, Selection, leaf_paths
 from ckptfmt.engine.load.nodes import UNSET, describe, items_of, key_of, pairs_of, state_of, tensor_name
-from ckptfmt.engine.load.ties import Ties, same_bytes
-from ckptfmt.engine.opened import Opened
+from ckptfmt.engine.load.outline import outline_of
+from ckptfmt.engine.load.ranks import RankView
+from ckptfmt.engine.load.tensors import TensorMatcher
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format import tree
 from ckptfmt.leaves import PerRank, Sharded
@@ -26,25 +27,22 @@ class Matcher:
 
     def __init__(
         self,
-        opened: Opened,
+        view: RankView,
         families: Families,
         expansions: Mapping[int, Expansion],
         *,
-        rank: int,
         cast: bool,
         selection: Selection,
         renamed: NodeMap | None,
     ) -> None:
-        self._opened = opened
+        self._view = view
         self._families = families
         self._expansions = expansions
-        self._rank = rank
-        self._cast = cast
         self._selection = selection
         self._renamed = renamed
         self._used: set[str] = set()
-        self._ties = Ties()
         self.plan = RestorePlan()
+        self._tensors = TensorMatcher(view, families, self.plan, cast=cast)
 
     def run(self, live: Any) -> RestorePlan:
         """Match the whole state. The root must be something that can be changed in place."""
@@ -54,7 +52,7 @@ class Matcher:
                 f"restore(into=...) got a {type(live).__name__}, which cannot be changed in place; pass a dict or "
                 "list of objects and tensors, a module, or use load()"
             )
-        self._visit(self._opened.common, live, "", _no_put)
+        self._visit(self._view.opened.common, live, "", _no_put)
         if self._renamed is not None:
             left = [path for path in self._renamed.leaves if path not in self._used]
             self._report(left, self.plan.unexpected)
@@ -65,7 +63,10 @@ class Matcher:
         """Match ``node`` (or ``UNSET``: nothing is saved here) with ``live``; ``put`` replaces it in its container."""
         if self._renamed is not None:
             node = self._renamed.nodes.get(path, UNSET)
-        node = self._own_rank(node)
+        reason = self._view.refusal(node)
+        if reason is not None:
+            return self._refuse(reason, live, path)
+        node = self._view.slot(node)
         if isinstance(live, PerRank):
             return self._visit(node, live.value, path, lambda value: put(PerRank(value)))
         if isinstance(live, Sharded):
@@ -98,8 +99,8 @@ class Matcher:
         This loop is run for every tensor of a state: it keeps at hand what it needs.
         """
         at_a_glance, everything, wants = self._renamed is None, self._selection.everything, self._selection.wants
-        family_of, find, rank = self._families.of, self._opened.stored.find, self._rank
-        fills, loaded, at_address = self.plan.fills, self.plan.loaded, self._ties.at_address
+        family_of, find, rank = self._families.of, self._view.opened.stored.find, self._view.rank
+        fills, loaded, at_address = self.plan.fills, self.plan.loaded, self._tensors.at_address
         prefix = f"{path}." if path else ""
         for (key, live), node in zip(items, nodes, strict=True):
             where = prefix + (key if type(key) is str and key.isascii() else tree.component(key))
@@ -114,12 +115,9 @@ class Matcher:
                         fills.append(fill)
                         loaded.append(where)
                     else:
-                        self._add(fill, None)
+                        self._tensors.add(where, [(fill, None)])
                     continue
             yield node, key, live, where
-
-    def _own_rank(self, node: tree.Node) -> tree.Node:
-        return self._opened.slot(node, self._rank)
 
     def _holds_live(self, value: Any, *, tensors: bool = True) -> bool:
         """Whether a container holds objects (or tensors) that can be filled, so that it must not be replaced whole."""
@@ -142,42 +140,7 @@ class Matcher:
         if node is UNSET:
             return plan.missing.append(path)
         self._used.add(path)
-        name = tensor_name(node)
-        family = self._families.of(live)
-        if name is None or family is None:
-            plan.problems.append(f"{path}: a tensor here, but saved was {describe(node)}")
-            return None
-        reason = family.check_fillable(live, path)
-        if reason is not None:
-            plan.problems.append(reason)
-            return None
-        row = self._opened.stored.find(name, self._rank)
-        spec = family.describe(live, path)
-        whole = spec.global_shape if box is None else tuple(box.global_shape)
-        start = spec.start if box is None else tuple(box.offsets)
-        if whole != row.shape:
-            plan.problems.append(f"{path}: saved shape {list(row.shape)}, live shape {list(whole)}")
-            return None
-        cast = spec.dtype != row.dtype
-        if cast and not self._cast:
-            plan.problems.append(f"{path}: saved dtype {row.dtype}, live dtype {spec.dtype} (cast=True converts)")
-            return None
-        return self._add(Fill(path, live, family, row, start, spec.size, cast, spec.address), spec.alias)
-
-    def _add(self, fill: Fill, alias: Hashable | None) -> None:
-        plan = self.plan
-        first = self._ties.first(fill, alias)
-        if first is fill:
-            plan.fills.append(fill)
-        elif not same_bytes(first, fill):
-            return plan.problems.append(
-                f"{first.path} and {fill.path}: one tensor here, but saved were two that differ; untie them, or leave "
-                "one out with keys="
-            )
-        plan.loaded.append(fill.path)
-        if fill.cast:
-            plan.cast.append(fill.path)
-        return None
+        return self._tensors.match(node, live, path, box)
 
     def _scalar(self, node: tree.Node, path: str, put: Setter, saved_path: str | None = None) -> None:
         if node is UNSET:
@@ -209,11 +172,24 @@ class Matcher:
         if state is UNSET:
             return self.plan.missing.append(path)
         if self._take(node, path) and expansion.apply is not None:
-            translate = None
+            translate: Callable[[Any], Any] | None = None
             if self._renamed is not None and expansion.rename is not None:
                 translate = _renamer(expansion.rename, self._renamed.change)
-            self.plan.applies.append(Apply(path, state, expansion.kind, expansion.apply, expansion.check, translate))
+            made = self._made(state, expansion, translate)
+            apply = Apply(path, state, expansion.kind, expansion.apply, expansion.check, translate, made)
+            self.plan.applies.append(apply)
         return None
+
+    def _made(
+        self, node: tree.Node, expansion: Expansion, translate: Callable[[Any], Any] | None
+    ) -> Mapping[str, Any]:
+        """The tensors that the object makes for a part of its state, since nobody else knows how they lie."""
+        if expansion.make is None:
+            return {}
+        outline = outline_of(node, self._view)
+        made = expansion.make(outline if translate is None else translate(outline))
+        self._tensors.build(made)
+        return made
 
     def _live_object(self, node: tree.Node, expansion: Expansion, path: str) -> None:
         """A module: its tensors are filled in place, what else its state holds is applied afterwards."""
@@ -273,9 +249,13 @@ class Matcher:
             where = tree.join(path, key)
             if grows:
                 setter = _item_setter(put_item, key)
-                self._scalar(self._own_rank(child), where, setter, tree.join(origin, key))
+                reason = self._view.refusal(child)
+                if reason is not None:
+                    self._refuse(reason, None, where)
+                else:
+                    self._scalar(self._view.slot(child), where, setter, tree.join(origin, key))
             elif self._renamed is None:
-                self._report(leaf_paths(self._own_rank(child), where) or [where], self.plan.unexpected)
+                self._report(leaf_paths(self._view.look(child), where) or [where], self.plan.unexpected)
 
     def _list(self, node: tree.Node, live: list[Any], path: str, put: Setter) -> None:
         if node is UNSET and self._renamed is None:
@@ -330,6 +310,14 @@ class Matcher:
                 into.append(path)
             else:
                 self._skip(path)
+
+    def _refuse(self, reason: str, live: Any, path: str) -> None:
+        """Something is saved for this place, but it cannot be told what of it."""
+        if any(map(self._selection.wants, [path, *self._live_leaves(live, path)])):
+            self._used.add(path)
+            self.plan.problems.append(reason)
+        else:
+            self._skip(path)
 
     def _skip(self, path: str) -> None:
         self._used.add(path)

@@ -12,7 +12,8 @@ from ckptfmt.format import tree
 
 Rename = Mapping[str, str] | Callable[[str], str]
 Slot = Callable[[tree.Node], tree.Node]
-"""Puts what this rank kept in the place of a per-rank slot; any other node is returned as it is."""
+"""Puts what a rank kept in the place of a per-rank slot; any other node, and a slot that nobody can look into, is
+returned as it is."""
 
 
 class Selection:

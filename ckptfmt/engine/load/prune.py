@@ -18,6 +18,7 @@ class Pruner:
     A tensor leaves its mapping. A list, or any other container that is no mapping, goes as a whole: it stays if all of
     its tensors are wanted (or it has none), leaves if none is, and is ``InvalidInput`` in between, since the
     positions of the rest would shift. Mappings inside a list lose their own tensors and stay.
+    A slot that nobody can look into is kept or refused as a tensor of its name would be.
     """
 
     def __init__(self, keep: Keep, slot: Slot) -> None:
@@ -28,6 +29,8 @@ class Pruner:
         """The node without the refused tensors, or ``UNSET`` if nothing is left of it."""
         node = self._slot(node)
         tag = tag_of(node)
+        if tag == "per_rank":
+            return node if self._keep(node[tag]) else UNSET
         if tag in tree.REFERENCE_TAGS:
             return node if self._keep(tree.split_reference(node[tag])[0]) else UNSET
         pairs = pairs_of(node)
@@ -66,10 +69,11 @@ class Pruner:
         todo = [node]
         while todo:
             for tag, name in tree.references(todo.pop()):
-                if tag == "per_rank":
-                    todo.append(self._slot(tree.per_rank(name)))
-                else:
+                inner = self._slot(tree.per_rank(name)) if tag == "per_rank" else None
+                if inner is None or tag_of(inner) == "per_rank":
                     found.append(name)
+                else:
+                    todo.append(inner)
         return found
 
 

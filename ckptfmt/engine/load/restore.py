@@ -12,24 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptfmt.engine.arena import Arena, map_memory
-from ckptfmt.engine.assemble import cut
+from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.families import Families
-from ckptfmt.engine.load.build import Builder, Memory, read_entries, show_entries, wanted_entries
-from ckptfmt.engine.load.decisions import Apply, Fill, RestorePlan
+from ckptfmt.engine.load.build import Builder, read_entries, wanted_entries
+from ckptfmt.engine.load.decisions import Apply, RestorePlan
+from ckptfmt.engine.load.filling import Filling
 from ckptfmt.engine.load.match import Matcher
 from ckptfmt.engine.load.names import Rename, Selection, rename_nodes
 from ckptfmt.engine.load.nodes import check_depth
+from ckptfmt.engine.load.ranks import RankMap, RankView, view_for_restore
 from ckptfmt.engine.load.window import fill_through_window
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import RestoreReport
-from ckptfmt.engine.stored import Stored
-from ckptfmt.engine.touch import address_of
-from ckptfmt.engine.transfer import copy_memory
 from ckptfmt.errors import CkptError, Mismatch
-from ckptfmt.ports.arrays import ArrayFamily
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,10 @@ class RestoreOptions:
     """Bytes in which an atomic restore may hold what it read; else live tensors are filled through a window, as with
     ``atomic=False``. What is no live tensor, above all what ``load_state_dict`` takes, is held whole in any case."""
     rank: int = 0
+    world_size: int = 1
+    """Which rank of today is filled, and how many there are."""
+    map: RankMap | None = None
+    """Rank of today -> the saved rank whose own values it gets; None: its own, at an equal world size."""
 
 
 def restore_state(
@@ -54,14 +55,16 @@ def restore_state(
     """
     began = time.perf_counter()
     with held_back():
-        plan = plan_restore(opened, into, families, options)
-        nbytes = _execute(opened, plan, families, options, arena)
+        view = view_for_restore(opened, rank=options.rank, world_size=options.world_size, map=options.map)
+        plan = plan_restore(view, into, families, options)
+        read = _execute(view, plan, families, options, arena)
     return RestoreReport(
         generation_id=opened.info.id,
         run=opened.info.run,
         step=opened.info.step,
         metadata=opened.metadata(),
-        nbytes=nbytes,
+        nbytes=read.nbytes,
+        amplification=read.amplification,
         seconds=time.perf_counter() - began,
         loaded=tuple(plan.loaded),
         missing=tuple(plan.missing),
@@ -71,18 +74,18 @@ def restore_state(
     )
 
 
-def plan_restore(opened: Opened, into: Any, families: Families, options: RestoreOptions) -> RestorePlan:
+def plan_restore(view: RankView, into: Any, families: Families, options: RestoreOptions) -> RestorePlan:
     """Decide from the manifest what a restore would do. Touches nothing."""
-    for tree_of in (opened.common, *opened.slots(options.rank).values()):
+    opened = view.opened
+    for tree_of in (opened.common, *view.own_trees()):
         check_depth(tree_of)
     renamed = None
     if options.rename is not None:
-        renamed = rename_nodes(opened.common, options.rename, lambda node: opened.slot(node, options.rank))
+        renamed = rename_nodes(opened.common, options.rename, view.look)
     matcher = Matcher(
-        opened,
+        view,
         families,
         families.expand(into),
-        rank=options.rank,
         cast=options.cast,
         selection=Selection(options.keys),
         renamed=renamed,
@@ -105,39 +108,55 @@ def plan_restore(opened: Opened, into: Any, families: Families, options: Restore
     return plan
 
 
+@dataclass(frozen=True)
+class _Read:
+    """Bytes that a restore took, and that it read for them."""
+
+    nbytes: int
+    read_bytes: int
+
+    @property
+    def amplification(self) -> float:
+        return self.read_bytes / self.nbytes if self.nbytes else 1.0
+
+
 def _execute(
-    opened: Opened, plan: RestorePlan, families: Families, options: RestoreOptions, arena: Arena | None
-) -> int:
+    view: RankView, plan: RestorePlan, families: Families, options: RestoreOptions, arena: Arena | None
+) -> _Read:
+    opened = view.opened
     nodes = [*(item.node for item in plan.assigns), *(item.node for item in plan.applies)]
-    entries = wanted_entries(opened, nodes, options.rank)
-    builder = Builder(opened, families, read_entries(opened, entries), rank=options.rank)
-    values = [_translated(item, builder.value(item.node)) for item in plan.applies]
+    entries = wanted_entries(view, nodes, {name for item in plan.applies for name in item.made})
+    builder = Builder(view, families, read_entries(opened, entries))
+    values = [_translated(item, builder.value(item.node, item.made)) for item in plan.applies]
     items = [builder.value(item.node) for item in plan.assigns]
     _check(plan, values)
+    builds, fills = Filling(plan.builds), Filling(plan.fills)
+    held = sum(entry.nbytes for entry in entries)
     changed: list[str] = []
-    if options.atomic and _fits(plan, entries, options):
-        _fill(plan.fills, _verified(opened, plan.fills, arena))
+    if options.atomic and _fits(opened, held + builds.read_bytes + fills.read_bytes, options):
+        builds.fill(builds.read(opened))
+        fills.fill(fills.read(opened, arena))
     else:
+        fill_through_window(opened, plan.builds, [])
         try:
             fill_through_window(opened, plan.fills, changed)
         except CkptError as error:
             if changed:
                 error.add_note(f"already changed: {', '.join(changed)}")
             raise
-    changed = [fill.path for fill in plan.fills]
+    changed = list(dict.fromkeys(fill.path for fill in plan.fills))
     _apply(plan, values, items, changed)
-    return sum(fill.row.nbytes for fill in plan.fills) + sum(entry.nbytes for entry in entries)
+    return _Read(held + builds.nbytes + fills.nbytes, held + builds.read_bytes + fills.read_bytes)
 
 
-def _fits(plan: RestorePlan, entries: Sequence[Stored], options: RestoreOptions) -> bool:
-    """Whether the bytes of all live tensors may lie in host memory at once, beside ``entries``, which do already.
+def _fits(opened: Opened, read_bytes: int, options: RestoreOptions) -> bool:
+    """Whether all that is read may lie in host memory at once.
 
-    Every stored tensor counts once: what is not above the limit in all never goes through the window.
+    A generation that is not above the limit in all never goes through the window, also where a tensor of it is wanted
+    twice.
     """
-    if options.host_bytes_max is None:
-        return True
-    held = {(row.name, row.rank): row.nbytes for row in (*entries, *(fill.row for fill in plan.fills))}
-    return sum(held.values()) <= options.host_bytes_max
+    limit = options.host_bytes_max
+    return limit is None or read_bytes <= limit or opened.manifest.nbytes <= limit
 
 
 def _translated(item: Apply, value: Any) -> Any:
@@ -155,60 +174,6 @@ def _check(plan: RestorePlan, values: Sequence[Any]) -> None:
                 problems += [f"{item.path}: {problem}" for problem in error.problems or (error.message,)]
     if problems:
         raise Mismatch("the saved state does not fit the live objects; nothing was changed:", tuple(problems))
-
-
-def _verified(opened: Opened, fills: Sequence[Fill], arena: Arena | None) -> Memory:
-    """The bytes of all ``fills``, verified: in the arena, or without any memory where they are cached.
-
-    Fresh memory costs more than the bytes that are read into it; an arena that has been touched does not.
-    """
-    entries = [fill.row for fill in fills]
-    if arena is None or arena.touched < sum(row.nbytes for row in entries):
-        on_host = all(fill.address is not None or not fill.row.nbytes for fill in fills)
-        shown = show_entries(opened, entries) if on_host else None
-        if shown is not None:
-            return shown
-    return read_entries(opened, entries, memory=map_memory if arena is None else _arena_memory(arena))
-
-
-def _arena_memory(arena: Arena) -> Callable[[int], memoryview]:
-    def reserve(nbytes: int) -> memoryview:
-        arena.reserve(nbytes)
-        return arena.view(0, nbytes)
-
-    return reserve
-
-
-def _fill(fills: Sequence[Fill], memory: Memory) -> None:
-    """Copy verified bytes into the live tensors: dense host memory with our own threads, the rest by its family."""
-    moves: list[tuple[int, int, int]] = []
-    moved: dict[int, tuple[ArrayFamily, list[Any]]] = {}
-    others: dict[int, tuple[ArrayFamily, list[tuple[Any, memoryview]]]] = {}
-    cut_out: list[memoryview] = []
-    for fill in fills:
-        row = fill.row
-        if not row.nbytes:
-            continue
-        address = None if fill.cast else fill.family.host_address(fill.value)
-        if address is not None and fill.size == row.shape and len(row.boxes) == 1:
-            moves.append((address, memory.address(row.boxes[0]), row.nbytes))
-            moved.setdefault(id(fill.family), (fill.family, []))[1].append(fill.value)
-            continue
-        host = cut(memory.bytes_of(row), row.shape, row.dtype, fill.start, fill.size)
-        if fill.cast:
-            fill.family.fill_cast(fill.value, row.dtype, host)
-        elif address is not None:
-            cut_out.append(host)
-            moves.append((address, address_of(host), host.nbytes))
-            moved.setdefault(id(fill.family), (fill.family, []))[1].append(fill.value)
-        else:
-            others.setdefault(id(fill.family), (fill.family, []))[1].append((fill.value, host))
-    captures = [family.fill(pairs) for family, pairs in others.values()]
-    copy_memory(moves)
-    for family, values in moved.values():
-        family.wrote_to(values)
-    for capture in captures:
-        capture.wait()
 
 
 def _apply(plan: RestorePlan, values: Sequence[Any], items: Sequence[Any], changed: list[str]) -> None:

@@ -1,0 +1,115 @@
+"""Whose own values a rank gets back: what each saved rank kept by itself, seen from a rank of today."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from ckptfmt.engine.opened import Opened
+from ckptfmt.errors import InvalidInput, Mismatch
+from ckptfmt.format import tree
+
+RankMap = Mapping[int, int] | Callable[[int], int]
+"""Rank of today -> the saved rank whose own values it gets."""
+
+
+class RankView:
+    """A generation as one rank sees it.
+
+    ``rank`` is the saved rank whose own values stand in the slots; None if nobody has said whose do: then a slot that
+    is needed is a ``Mismatch`` with ``advice``.
+    """
+
+    def __init__(self, opened: Opened, rank: int | None, advice: str = "") -> None:
+        self.opened = opened
+        self.rank = rank
+        self._advice = advice
+
+    def refusal(self, node: tree.Node) -> str | None:
+        """Why ``node`` cannot be seen, naming its path: it is a slot, and nobody said whose, or that rank kept none.
+        None for every other node."""
+        if not isinstance(node, dict) or "per_rank" not in node:
+            return None
+        slot = node["per_rank"]
+        if self.rank is None:
+            return f"{slot}: kept by each of {self.opened.ranks_text} for itself; {self._advice}"
+        if slot in self.opened.slots(self.rank):
+            return None
+        keepers = [rank for rank in self.opened.ranks if slot in self.opened.slots(rank)]
+        shown = ", ".join(map(str, keepers[:8])) + (", ..." if len(keepers) > 8 else "")
+        return f"{slot}: saved rank {self.rank} kept none, only {shown} did; {self._advice}"
+
+    def slot(self, node: tree.Node) -> tree.Node:
+        """What stands where ``node`` is a slot; any other node is returned as it is."""
+        if not isinstance(node, dict) or "per_rank" not in node:
+            return node
+        self.require([node])
+        return self.opened.slots(self.rank or 0)[node["per_rank"]]
+
+    def look(self, node: tree.Node) -> tree.Node:
+        """As ``slot``, but a slot that cannot be seen is returned as it is."""
+        return node if self.refusal(node) is not None else self.slot(node)
+
+    def require(self, nodes: Iterable[tree.Node]) -> None:
+        """``Mismatch`` that lists every slot among and below ``nodes`` that cannot be seen."""
+        problems = tuple(dict.fromkeys(problem for node in nodes for problem in self._refusals(node)))
+        if problems:
+            raise Mismatch(
+                f"{self.opened.name}: it is not told whose of the saved ranks' own values to take:",
+                problems,
+                kind="rank_not_chosen",
+            )
+
+    def _refusals(self, node: tree.Node) -> Iterator[str]:
+        for tag, name in tree.references(node):
+            problem = self.refusal(tree.per_rank(name)) if tag == "per_rank" else None
+            if problem is not None:
+                yield problem
+
+    def own_trees(self) -> list[tree.Node]:
+        """Everything that the rank in view kept."""
+        return [] if self.rank is None else list(self.opened.slots(self.rank).values())
+
+
+def view_for_load(opened: Opened, rank: int | None) -> RankView:
+    """What ``load`` builds: the state of ``rank``; None is the only one, or nobody's own values."""
+    if rank is None and len(opened.ranks) == 1:
+        rank = opened.ranks[0]
+    if rank is not None:
+        rank = _saved(opened, rank, "rank=")
+    return RankView(opened, rank, "name one with rank=, or leave the values out with keys= or exclude=")
+
+
+def view_for_restore(opened: Opened, *, rank: int, world_size: int, map: RankMap | None) -> RankView:
+    """What ``restore`` fills a live state of rank ``rank`` of ``world_size`` with.
+
+    The own values of the same rank at the same world size; else those that ``map`` names, never anybody's by default.
+    """
+    if map is not None:
+        return RankView(opened, _mapped(opened, rank, map), "choose other ranks with map=, or leave it out with keys=")
+    if world_size == len(opened.ranks) and rank in opened.ranks:
+        return RankView(opened, rank, "choose another rank with map=, or leave it out with keys=")
+    return RankView(
+        opened,
+        None,
+        f"here is rank {rank} of {world_size}: say whose value each rank gets with map= (a function or mapping: rank -> "
+        "saved rank), or leave it out with keys=",
+    )
+
+
+def _mapped(opened: Opened, rank: int, map: RankMap) -> int:
+    if isinstance(map, Mapping):
+        if rank not in map:
+            raise InvalidInput(f"map= names no saved rank for rank {rank}; it has {sorted(map)[:8]}")
+        return _saved(opened, map[rank], f"map[{rank}]=")
+    return _saved(opened, map(rank), f"map({rank})=")
+
+
+def _saved(opened: Opened, rank: int, what: str) -> int:
+    try:
+        number = operator.index(rank)
+    except TypeError:
+        number = -1
+    if isinstance(rank, bool) or number not in opened.ranks:
+        raise InvalidInput(f"{what}{rank!r}: {opened.name} was saved by {opened.ranks_text}, counted from 0")
+    return number
