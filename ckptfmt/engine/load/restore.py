@@ -44,6 +44,8 @@ class RestoreOptions:
     """Which rank of today is filled, and how many there are."""
     map: RankMap | None = None
     """Rank of today -> the saved rank whose own values it gets; None: its own, at an equal world size."""
+    agree: Callable[[], None] = lambda: None
+    """Called once, when all is read and verified that can be before anything live is touched: it may raise."""
 
 
 def restore_state(
@@ -135,9 +137,12 @@ def _execute(
     changed: list[str] = []
     if options.atomic and _fits(opened, held + builds.read_bytes + fills.read_bytes, options):
         builds.fill(builds.read(opened))
-        fills.fill(fills.read(opened, arena))
+        memory = fills.read(opened, arena)
+        options.agree()
+        fills.fill(memory)
     else:
         fill_through_window(opened, plan.builds, [])
+        options.agree()
         try:
             fill_through_window(opened, plan.fills, changed)
         except CkptError as error:
