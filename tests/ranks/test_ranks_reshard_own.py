@@ -1,0 +1,207 @@
+"""What each rank keeps for itself, at another world size: somebody says whose a rank gets, or nobody gets any."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from reshard_rig import load, restore, save
+
+from ckptfmt import PerRank, Rng
+from ckptfmt.errors import InvalidInput, Mismatch
+
+
+def state(rank: int) -> dict[str, Any]:
+    return {
+        "w": np.arange(4.0),
+        "loader": PerRank({"position": 100 + rank, "order": np.full(3, rank)}),
+        "epoch": 3,
+        "seen": PerRank(rank * 10),
+    }
+
+
+def blank() -> dict[str, Any]:
+    return {
+        "w": np.zeros(4),
+        "loader": PerRank({"position": -1, "order": np.full(3, -1)}),
+        "epoch": 0,
+        "seen": PerRank(-1),
+    }
+
+
+def held(live: dict[str, Any]) -> tuple[Any, ...]:
+    loader = live["loader"].value
+    return loader["position"], loader["order"].tolist(), live["seen"].value, live["epoch"]
+
+
+def of(rank: int) -> tuple[Any, ...]:
+    return 100 + rank, [rank] * 3, rank * 10, 3
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_each_rank_gets_its_own_at_the_same_world_size(world_size: int) -> None:
+    opened = save([state(rank) for rank in range(world_size)])
+    for rank in range(world_size):
+        live = blank()
+        restore(opened, live, rank=rank, world_size=world_size)
+        assert held(live) == of(rank)
+
+
+@pytest.mark.parametrize(("saved", "rank", "world_size"), [(2, 0, 1), (2, 1, 4), (1, 0, 2), (3, 2, 4)])
+@pytest.mark.parametrize("strict", [True, False])
+def test_nobody_s_by_default_at_another_world_size(saved: int, rank: int, world_size: int, strict: bool) -> None:
+    """Every path is named, with both world sizes and the way out; nothing is changed, strict or not."""
+    opened = save([state(rank) for rank in range(saved)])
+    live = blank()
+    with pytest.raises(Mismatch) as caught:
+        restore(opened, live, rank=rank, world_size=world_size, strict=strict)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["loader", "seen"]
+    for problem in caught.value.problems:
+        assert f"each of {saved} rank" in problem
+        assert f"rank {rank} of {world_size}" in problem
+        assert "map=" in problem
+    assert held(live) == (-1, [-1] * 3, -1, 0)
+    assert not live["w"].any()
+
+
+@pytest.mark.parametrize("map_", [{0: 1, 1: 1, 2: 0, 3: 0}, lambda rank: 1 - rank // 2], ids=["mapping", "function"])
+def test_map_says_whose(map_: Any) -> None:
+    opened = save([state(0), state(1)])
+    for rank in range(4):
+        live = blank()
+        restore(opened, live, rank=rank, world_size=4, map=map_)
+        assert held(live) == of(1 - rank // 2)
+
+
+def test_map_is_heard_at_the_same_world_size_too() -> None:
+    live = blank()
+    restore(save([state(0), state(1)]), live, rank=0, world_size=2, map={0: 1})
+    assert held(live) == of(1)
+
+
+@pytest.mark.parametrize(
+    ("map_", "told"),
+    [
+        ({1: 0}, "map= names no saved rank for rank 0"),
+        ({0: 2}, r"map\[0\]=2: generation 1 of run 'r' was saved by 2 ranks"),
+        ({0: -1}, r"map\[0\]=-1"),
+        ({0: True}, r"map\[0\]=True"),
+        ({0: None}, r"map\[0\]=None"),
+        (lambda rank: 7, r"map\(0\)=7"),
+        (lambda rank: "0", r"map\(0\)='0'"),
+    ],
+)
+def test_a_map_that_names_nobody(map_: Any, told: str) -> None:
+    live = blank()
+    with pytest.raises(InvalidInput, match=told):
+        restore(save([state(0), state(1)]), live, world_size=4, map=map_)
+    assert held(live) == (-1, [-1] * 3, -1, 0)
+
+
+def test_what_is_left_out_needs_no_map() -> None:
+    opened = save([state(0), state(1)])
+    live = blank()
+    report = restore(opened, live, world_size=4, keys=["w", "epoch"])
+    assert set(report.loaded) == {"w", "epoch"}
+    assert {"loader", "seen"} <= set(report.skipped)
+    assert live["loader"].value["position"] == -1
+    fewer = {"w": np.zeros(4), "epoch": 0}
+    report = restore(opened, fewer, world_size=4, strict=False)
+    assert set(report.unexpected) == {"loader", "seen"}
+    assert fewer["epoch"] == 3
+
+
+def test_an_empty_mapping_takes_no_one_s() -> None:
+    """It takes whatever was saved, but nothing of which it is not known whose."""
+    opened = save([{"a": {"n": 1, "own": PerRank(rank)}} for rank in range(2)])
+    with pytest.raises(Mismatch, match=r"a\.own: kept by each of 2 ranks"):
+        restore(opened, {"a": {}}, world_size=3)
+    live: dict[str, Any] = {"a": {}}
+    restore(opened, live, world_size=3, map={0: 1})
+    assert live == {"a": {"n": 1, "own": 1}}
+
+
+def test_a_rank_that_kept_none() -> None:
+    states: list[dict[str, Any]] = [{"w": 1}, {"w": 1, "own": PerRank(5)}]
+    opened = save(states)
+    live = {"w": 0, "own": PerRank(0)}
+    with pytest.raises(Mismatch, match=r"own: saved rank 0 kept none, only 1 did"):
+        restore(opened, live, rank=0, world_size=2)
+    restore(opened, live, rank=0, world_size=2, map={0: 1})
+    assert live["own"].value == 5
+
+
+def test_renamed_values_are_each_rank_s_own_all_the_same() -> None:
+    opened = save([state(0), state(1)])
+    live = {"net": np.zeros(4), "data": blank()["loader"], "epoch": 0, "seen": PerRank(-1)}
+    rename = {"w": "net", "loader": "data"}
+    with pytest.raises(Mismatch, match="loader: kept by each of 2 ranks"):
+        restore(opened, live, world_size=1, rename=rename)
+    restore(opened, live, rank=1, world_size=2, rename=rename)
+    assert live["data"].value["position"] == 101
+
+
+def test_random_numbers_are_each_rank_s_own() -> None:
+    drawn, states = [], []
+    for rank in range(2):
+        random.seed(rank)
+        states.append({"rng": Rng(), "w": np.ones(1)})
+        saved = random.getstate()
+        drawn.append(random.random())
+        random.setstate(saved)
+        states[-1]["kept"] = PerRank(saved)
+    opened = save_in_turn(states)
+    live = {"rng": Rng(), "w": np.zeros(1)}
+    with pytest.raises(Mismatch, match=r"rng: kept by each of 2 ranks for itself; here is rank 0 of 1"):
+        restore(opened, live, strict=False)
+    for rank in (1, 0):
+        restore(opened, live, map={0: rank}, strict=False)
+        assert random.random() == drawn[rank]
+
+
+def save_in_turn(states: list[dict[str, Any]]) -> Any:
+    """Each rank's generators are as they were when its state was made."""
+    from reshard_rig import MemoryBackend, merged, opened_of, uuid, write_rank
+
+    backend = MemoryBackend(f"reshard-{uuid.uuid4().hex}")
+    parts = []
+    for rank, one in enumerate(states):
+        random.setstate(one.pop("kept").value)
+        parts.append(write_rank(backend, one, rank, len(states)))
+    return opened_of(backend, merged(parts))
+
+
+# -- load ---------------------------------------------------------------------------------------------------
+def test_load_builds_for_the_rank_that_is_named() -> None:
+    opened = save([state(0), state(1)])
+    for rank in range(2):
+        built = load(opened, rank=rank)
+        assert (built["loader"]["position"], built["seen"], built["epoch"]) == (100 + rank, rank * 10, 3)
+        assert built["loader"]["order"].tolist() == [rank] * 3
+        assert load(opened, rank=rank, subtree="loader.position") == 100 + rank
+        assert load(opened, rank=rank, keys="loader*")["loader"]["order"].tolist() == [rank] * 3
+    for rank in (2, -1, True):
+        with pytest.raises(InvalidInput, match=rf"rank={rank}: generation 1 of run 'r' was saved by 2 ranks"):
+            load(opened, rank=rank)
+
+
+def test_load_asks_whose() -> None:
+    opened = save([state(0), state(1)])
+    with pytest.raises(Mismatch) as caught:
+        load(opened)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["loader", "seen"]
+    assert all("rank=" in problem for problem in caught.value.problems)
+    with pytest.raises(Mismatch, match="loader: kept by each of 2 ranks"):
+        load(opened, subtree="loader")
+    assert load(opened, subtree="epoch") == 3
+    assert load(opened, subtree="w").tolist() == [0, 1, 2, 3]
+    assert set(load(opened, keys="w")) == {"w", "epoch"}
+    assert set(load(opened, exclude=["loader", "seen"])) == {"w", "epoch"}
+    with pytest.raises(Mismatch, match="seen: kept"):
+        load(opened, exclude="loader")
+
+
+def test_the_only_rank_needs_no_name() -> None:
+    assert load(save([state(0)]))["loader"]["position"] == 100
