@@ -312,8 +312,16 @@ def show_tensors(page: Page, tensors: Sequence[TensorLine]) -> None:
             tensor.dtype,
             q.shape(tensor.shape),
             q.size(tensor.nbytes),
-            f"rank {tensor.rank}" if tensor.rank >= 0 else ("" if tensor.kind == "replicated" else tensor.kind),
+            _held(tensor),
         )
         for tensor in tensors
     ]
     page.table(("NAME", "DTYPE", "SHAPE", ">SIZE", ""), rows, indent=2)
+
+
+def _held(tensor: TensorLine) -> str:
+    """By which ranks, unless all of them hold it alike."""
+    if tensor.rank >= 0:
+        return f"rank {tensor.rank}"
+    boxes = "" if tensor.boxes == 1 else f", {q.count(tensor.boxes, 'box', 'boxes')}"
+    return "" if tensor.kind == "replicated" and not boxes else f"{tensor.kind}{boxes}"

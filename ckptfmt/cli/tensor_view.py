@@ -12,6 +12,7 @@ from ckptfmt.format.index import StoredBox as IndexBox
 from ckptfmt.format.index import TensorEntry
 
 CHUNKS = 12
+BOXES = 12
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,12 @@ def show_tensor(page: Page, view: TensorView) -> None:
     for stored in view.stored:
         page.blank()
         of = "" if stored.rank < 0 else f" of rank {stored.rank}"
-        page.heading(f"{stored.dtype} {q.shape(stored.shape)}, {q.size(stored.nbytes)}, {stored.kind}{of}")
-        for box in stored.boxes:
+        boxes = "" if len(stored.boxes) == 1 else f" in {len(stored.boxes):,} boxes"
+        page.heading(f"{stored.dtype} {q.shape(stored.shape)}, {q.size(stored.nbytes)}, {stored.kind}{of}{boxes}")
+        for box in stored.boxes[:BOXES]:
             _show_box(page, box, whole=box.size == stored.shape)
+        if len(stored.boxes) > BOXES:
+            page.line(style(f"  and {len(stored.boxes) - BOXES} more boxes: --json", "dim"))
 
 
 def _digest_text(view: TensorView) -> str:

@@ -108,9 +108,10 @@ class Index:
         rows = self._rows(row)
         ranks = [owner[i] for i in rows]
         if rank not in ranks:
+            other = "" if rank is None else f", not by {rank}"
             raise NotFound(
-                f"tensor {name!r} of generation {self.manifest.key} is kept for each of the ranks {ranks[:8]}, not for "
-                f"{rank}: name one of them"
+                f"tensor {name!r} of generation {self.manifest.key} is kept by each of the ranks {ranks[:8]} for itself"
+                f"{other}: load(rank=..., keys=...) builds that of one"
             )
         return rows[ranks.index(rank)]
 
