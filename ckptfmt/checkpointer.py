@@ -17,23 +17,19 @@ from ckptfmt.engine.load.names import Rename
 from ckptfmt.engine.load.ranks import RankMap
 from ckptfmt.engine.load.restore import RestoreOptions
 from ckptfmt.engine.patterns import Patterns
-from ckptfmt.engine.reports import GenerationInfo, RestoreReport, human_bytes
+from ckptfmt.engine.reports import GenerationInfo, RestoreReport
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
 from ckptfmt.engine.save.launch import Lease
 from ckptfmt.engine.save.outcome import find_fenced
 from ckptfmt.engine.save.session import SaveSession
 from ckptfmt.engine.save.snapshot import Planner, Snapshot, plan_state, take_snapshot
+from ckptfmt.engine.save.waiting import decide, decline, failing_for_all
 from ckptfmt.engine.transfer import Background
-from ckptfmt.errors import (
-    CatalogError,
-    CkptError,
-    Fenced,
-    InvalidInput,
-)
+from ckptfmt.errors import CatalogError, CkptError, Fenced, InvalidInput
 from ckptfmt.flights import Flight, Flights
 from ckptfmt.format import layout, verdict
-from ckptfmt.pending import PendingSave
-from ckptfmt.policy import Modes, PreemptionFlag, SavePolicy
+from ckptfmt.pending import PendingSave, log_commit
+from ckptfmt.policy import BusyRule, Decisions, Modes
 from ckptfmt.reference import At
 from ckptfmt.restoring import Restoring
 
@@ -51,36 +47,42 @@ class Checkpointer:
         self,
         context: LaunchContext,
         *,
-        policy: SavePolicy,
+        on_busy: BusyRule,
         modes: Modes,
-        flag: PreemptionFlag,
+        decisions: Decisions,
         families: Callable[[], Families],
         open_row: Callable[[GenerationRecord], Generation],
-        open_at: Callable[[At], Generation],
+        restoring: Restoring,
     ) -> None:
         self._context = context
-        self._policy = policy
+        self._on_busy = on_busy
         self._modes = modes
-        self._flag = flag
+        self._decisions = decisions
         self._families = families
         self._open_row = open_row
-        self._restoring = Restoring(context, open_row=open_row, open_at=open_at)
+        self._restoring = restoring
         self._planner = Planner()
-        self._preparing: Background | None = None
         self._flights = Flights(lambda: Arena(self._pin), limit=modes.in_flight_max)
         self._next_n = 0
         self._last: GenerationRecord | None = None
         self._closed = False
         self._pid = os.getpid()
         beat = min(5.0, max(0.05, context.commit_timeout / 4))
-        self._lease = Lease(context.site.sql(), context.launch, on_beat=self._flights.expire_overdue, beat_seconds=beat)
+        self._lease = Lease(
+            context.site.sql(),
+            context.launch,
+            on_beat=self._flights.expire_overdue,
+            beat_seconds=beat,
+            holds=context.ranks.is_coordinator,
+        )
         exits.register(self)
 
     # -- what it knows --------------------------------------------------------------------------
     @property
     def preempted(self) -> bool:
-        """Whether one of ``preempt_signals`` has arrived."""
-        return self._flag.raised
+        """Whether one of ``preempt_signals`` has arrived: with several ranks at any of them, and told to all at the step
+        at which ``should_save`` asks for a save, so that none of them ends alone."""
+        return self._decisions.preempted
 
     @property
     def in_flight(self) -> tuple[PendingSave, ...]:
@@ -95,10 +97,13 @@ class Checkpointer:
 
     # -- saving ---------------------------------------------------------------------------------
     def should_save(self, step: int) -> bool:
-        """Whether to save at the end of ``step``: by steps, seconds, or because of a preemption signal."""
+        """Whether to save at the end of ``step``: by steps, seconds, or because of a preemption signal.
+
+        With several ranks it is one decision for all of them, told to each at the same step: call it at every step.
+        """
         self._lease.last_step = step
         self._flights.lift()
-        return self._policy.should_save(step, preempted=self.preempted)
+        return self._decisions.should_save(step)
 
     def prepare(self, state: Any, *, sync: Patterns | None = None) -> None:
         """Plan the state and touch the arena in the background, so that the first save is as quick as the second.
@@ -106,17 +111,18 @@ class Checkpointer:
         Give the ``sync`` of that save: what is written before ``save`` returns needs no host memory.
         """
         self._check_usable()
-        self._join_preparation()
+        self._flights.prefaulted()
         self._flights.land()
         plan = plan_state(
             state,
             families=self._families(),
             planner=self._planner,
+            ranks=self._context.ranks,
             sync=sync,
             host_bytes_max=self._modes.arena_bytes_max,
         )
         if not self._flights.full:
-            self._prefault(plan.arena_bytes)
+            self._flights.prefault(plan.arena_bytes)
 
     def save(
         self,
@@ -134,35 +140,32 @@ class Checkpointer:
         returns, and take no host memory.
 
         While ``in_flight_max`` saves are in flight the next one waits for the oldest one's verdict, or with
-        ``on_busy="skip"`` returns None. Generations are committed in the order of their saves. Raises the
-        ``SaveFailed`` of an earlier save that nobody has seen, ``Fenced`` once a newer launch owns the run,
+        ``on_busy="skip"`` returns None: of several ranks, on all of them or on none. None, too, on a rank that does not
+        save (``ranks=``). Generations are committed in the order of their saves. Raises the ``SaveFailed`` of an earlier
+        save that nobody has seen, ``Fenced`` once a newer launch owns the run,
         ``UnsupportedValue`` naming the path of what cannot be stored, ``OutOfSpace`` if host memory is short.
         """
         self._check_usable()
         self._check_step(step, tags)
+        if not self._context.ranks.saves:
+            return None
         n, self._next_n = self._next_n, self._next_n + 1
         began = time.perf_counter()
-        if self._flights.full and self._policy.on_busy == "skip":
-            self._record_skip(n, step)
-            return None
-        self._flights.before_update()
-        self._flights.make_room()
-        self._lease.check()
-        self._join_preparation()
+        with failing_for_all(self._context, self._order(n, step, tags)) as order:
+            if self._on_busy == "skip" and not self._begins(order):
+                return None
+            self._flights.before_update()
+            self._flights.make_room()
+            self._lease.check()
+            self._flights.prefaulted()
         busy = time.perf_counter() - began
-        order = SaveOrder(
-            n=n,
-            step=step,
-            key=layout.generation_key(self._context.launch.token, self._context.run.key, n),
-            tags=tuple(tags),
-            created_at=verdict.timestamp(datetime.now(UTC)),
-        )
+        order = self._order(n, step, tags)
         pending = PendingSave(key=order.key, step=step, run=self._context.run.name, open_generation=self._open_row)
         pending.busy_seconds = busy
         pending.add_done_callback(self._finished)
         try:  # an interrupt may come at any line of it
             snapshot = self._begin(order, state, metadata, pending, sync)
-            self._policy.saved(preempted=self.preempted)
+            self._decisions.saved()
             self._lease.last_step = step if self._lease.last_step is None else max(step, self._lease.last_step)
             self._freeze(snapshot, pending)
         except BaseException as error:
@@ -170,6 +173,8 @@ class Checkpointer:
             failure = pending.exception() if under_way and isinstance(error, Exception) else None
             if failure is not None:  # writing meets the same error: it is told once
                 raise failure from failure.__cause__
+            if not under_way:
+                decline(self._context, order, error)
             raise
         return pending
 
@@ -193,6 +198,7 @@ class Checkpointer:
                 families=self._families(),
                 planner=self._planner,
                 arena=arena,
+                ranks=self._context.ranks,
                 sync=sync,
                 host_bytes_max=self._modes.arena_bytes_max,
                 deferred=self._modes.freeze == "deferred",
@@ -210,12 +216,28 @@ class Checkpointer:
             raise
         return snapshot
 
-    def _record_skip(self, n: int, step: int) -> None:
-        launch = self._context.launch
-        try:
-            self._context.site.sql().skip_save(launch.id, n=n, step=step, fence=launch.fence, token=launch.token)
-        except CatalogError as error:  # a busy catalog is no reason to stop training: nothing was to be saved
-            log.warning("run %r: that save %d (step %d) was skipped is not recorded: %s", launch.run, n, step, error)
+    def _order(self, n: int, step: int, tags: Sequence[str]) -> SaveOrder:
+        return SaveOrder(
+            n=n,
+            step=step,
+            key=layout.generation_key(self._context.launch.token, self._context.run.key, n),
+            tags=tuple(tags),
+            created_at=verdict.timestamp(datetime.now(UTC)),
+        )
+
+    def _begins(self, order: SaveOrder) -> bool:
+        """With ``on_busy="skip"``: whether the save begins, on all ranks that save or on none."""
+        context, busy = self._context, self._flights.full
+        request = order.request(context.commit_timeout * (1 + len(self.in_flight)))
+        if len(context.ranks.members) > 1:
+            return decide(context, request, busy=busy)
+        if busy:
+            try:
+                context.coordination.decide(request, busy=True)
+            except CatalogError as error:  # a busy catalog is no reason to stop training: nothing was to be saved
+                told = "run %r: that save %d (step %d) was skipped is not recorded: %s"
+                log.warning(told, context.run.name, order.n, order.step, error)
+        return not busy
 
     def _check_step(self, step: int, tags: Sequence[str]) -> None:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
@@ -240,17 +262,8 @@ class Checkpointer:
                     "process must stop saving to the run"
                 )
             )
-        lag = 0 if self._lease.last_step is None else max(0, self._lease.last_step - pending.step)
-        log.info(
-            "%s #%d step %d committed: stall %.0f ms, %s in %.1f s, lag %d steps",
-            row.run,
-            row.id,
-            row.step,
-            (row.stall_seconds or 0.0) * 1e3,
-            human_bytes(row.nbytes or 0),
-            pending.seconds or 0.0,
-            lag,
-        )
+        if self._context.ranks.is_coordinator:
+            log_commit(pending, row, last_step=self._lease.last_step)
 
     # -- restoring ------------------------------------------------------------------------------
     def restore(
@@ -275,7 +288,7 @@ class Checkpointer:
         """
         self._check_usable()
         self._flights.settle()
-        self._join_preparation()
+        self._flights.prefaulted()
         options = RestoreOptions(
             strict=strict,
             cast=cast,
@@ -292,26 +305,8 @@ class Checkpointer:
         report = self._restoring.fill(into, at, options, fallback=fallback, arena=arena)
         if report is not None:
             self._last = self._restoring.record(report)
-            self._prefault()
+            self._flights.prefault()
         return report
-
-    # -- the arena, ahead of time -----------------------------------------------------------------
-    def _prefault(self, nbytes: int = 0) -> None:
-        """Touch the arena of the next save in the background; ``nbytes``: what it has to hold at least."""
-        arena = self._flights.idle_arena()
-        arena.reserve(nbytes)
-        preparing = Background(arena.populate, name="ckptfmt-prepare")
-        try:
-            preparing.start()
-        except RuntimeError as error:  # no thread to be had: the next save touches the arena itself
-            log.warning("run %r: the next save will block longer: %s", self._context.run.name, error)
-        else:
-            self._preparing = preparing
-
-    def _join_preparation(self) -> None:
-        if self._preparing is not None:
-            self._preparing.join()
-            self._preparing = None
 
     def _pin(self, memory: memoryview) -> Callable[[], None]:
         return self._families().pin(memory)
@@ -343,9 +338,9 @@ class Checkpointer:
 
     def _shut(self) -> None:
         self._closed = True
-        self._join_preparation()
+        self._flights.prefaulted()
         self._lease.close()
-        self._flag.close()
+        self._decisions.close()
         self._flights.drop_arenas()
         exits.forget(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from ckptfmt.pending import PendingSave
 
 if TYPE_CHECKING:
     from ckptfmt.ports.records import GenerationRecord
+
+log = logging.getLogger("ckptfmt")
 
 
 @dataclass(eq=False)
@@ -41,6 +44,7 @@ class Flights:
         self._untold: list[PendingSave] = []
         self._stuck: list[Flight] = []
         self._idle: list[Arena] = []
+        self._preparing: Background | None = None
 
     # -- what is under way ------------------------------------------------------------------------
     @property
@@ -119,6 +123,25 @@ class Flights:
         """Take hooks away that have done their work."""
         for flight in self._flights:
             flight.pending.lift()
+
+    # -- the arena of the next save, ahead of time --------------------------------------------------
+    def prefault(self, nbytes: int = 0) -> None:
+        """Touch it in the background; ``nbytes``: what it has to hold at least."""
+        arena = self.idle_arena()
+        arena.reserve(nbytes)
+        preparing = Background(arena.populate, name="ckptfmt-prepare")
+        try:
+            preparing.start()
+        except RuntimeError as error:  # no thread to be had: the next save touches the arena itself
+            log.warning("the next save will block longer: %s", error)
+        else:
+            self._preparing = preparing
+
+    def prefaulted(self) -> None:
+        """Wait until no arena is being touched."""
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
 
     # -- verdicts ---------------------------------------------------------------------------------
     def make_room(self) -> None:

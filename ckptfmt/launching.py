@@ -2,81 +2,121 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ckptfmt import connect, reading
 from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.engine.keep.recover import prove_committed, settle_older
-from ckptfmt.engine.save.alone import Alone
-from ckptfmt.engine.save.context import LaunchContext
-from ckptfmt.engine.save.launch import acquire, launch_token
+from ckptfmt.engine.save.context import LaunchContext, Ranks, ReplicaCheck
+from ckptfmt.engine.save.meeting import Invitation, Meeting, Place, convene
 from ckptfmt.errors import CatalogError, InvalidInput
 from ckptfmt.format import layout
-from ckptfmt.policy import Modes, PreemptionFlag, SavePolicy
+from ckptfmt.joint_restore import JointRestoring
+from ckptfmt.policy import Decisions, JointDecisions, Modes, OwnDecisions, PreemptionFlag, SavePolicy
 from ckptfmt.ports.catalog import UNWRITABLE
+from ckptfmt.ports.records import LaunchRecord
+from ckptfmt.rank_here import rank_here
+from ckptfmt.restoring import Restoring
 
 
 @dataclass(frozen=True)
 class LaunchOrder:
     """What ``Repository.checkpointer`` was asked for. ``commit_timeout`` is in seconds."""
 
-    run: str
     policy: SavePolicy
     modes: Modes
     signals: tuple[int, ...]
     commit_timeout: float
     token: str | None
     takeover: bool
+    ranks: Ranks
+    place: Place
 
 
-def begin_launch(connection: connect.Connection, order: LaunchOrder) -> Checkpointer:
-    """Take the run's lease and return its checkpointer."""
+def ranks_of(
+    rank: int | None, world_size: int | None, members: Sequence[int] | None, replica_check: ReplicaCheck
+) -> Ranks:
+    """Which rank this process is: as it is told, else as its surroundings tell."""
+    if rank is None or world_size is None:
+        if (rank, world_size) not in ((None, None), (None, 1)):
+            raise InvalidInput(f"rank={rank!r} with world_size={world_size!r}: give both, or neither")
+        rank, world_size = (0, 1) if world_size == 1 else rank_here()
+    return Ranks(rank, world_size, tuple(range(world_size) if members is None else sorted(members)), replica_check)
+
+
+def begin_launch(connection: connect.Connection, run: str, order: LaunchOrder) -> Checkpointer:
+    """Take the run's lease, or join the launch that has it, and return this rank's checkpointer."""
     if not order.commit_timeout > 0:
         raise InvalidInput(f"commit_timeout={order.commit_timeout!r}: give a positive number of seconds")
     try:
-        return _begin(connection, order)
+        return _begin(connection, run, order)
     except CatalogError as error:
         if error.kind not in UNWRITABLE:
             raise
         raise CatalogError(
-            f"run {order.run!r}: no launch can begin, since it takes the run's lease in the catalog: {error}; what is "
-            f'committed can be read all the same: ckptfmt.restore(state, "{connection.url}", run={order.run!r}), or '
+            f"run {run!r}: no launch can begin, since it takes the run's lease in the catalog: {error}; what is "
+            f'committed can be read all the same: ckptfmt.restore(state, "{connection.url}", run={run!r}), or '
             'open(..., mode="r")',
             kind=error.kind,
             transient=error.transient,
         ) from error
 
 
-def _begin(connection: connect.Connection, order: LaunchOrder) -> Checkpointer:
-    run = order.run
-    site = connection.site
+def _begin(connection: connect.Connection, run: str, order: LaunchOrder) -> Checkpointer:
+    site, ranks = connection.site, order.ranks
     catalog = site.sql()
     record = catalog.ensure_run(run, layout.run_key(run))
-    held = acquire(catalog, run, token=launch_token(order.token), takeover=order.takeover)
-    flag = None
-    try:
+
+    def settle(held: LaunchRecord) -> None:
         settle_older(site, run, held)
         prove_committed(site, run, dry_run=False)
+
+    meeting = convene(
+        catalog,
+        Invitation(record, site.repository, ranks, order.token, order.takeover, order.place),
+        partial(connect.store_board, world_size=ranks.world_size),
+        settle=settle,
+    )
+    flag = None
+    try:
         flag = PreemptionFlag(order.signals)
         context = LaunchContext(
             site=site,
             run=record,
-            launch=held,
-            coordination=Alone(catalog),
+            launch=meeting.launch,
+            ranks=ranks,
+            coordination=meeting.coordination,
             commit_timeout=order.commit_timeout,
         )
         return Checkpointer(
             context,
-            policy=order.policy,
+            on_busy=order.policy.on_busy,
             modes=order.modes,
-            flag=flag,
+            decisions=_decisions(order, flag, meeting),
             families=connect.live_families,
             open_row=partial(reading.open_record, connection),
-            open_at=partial(reading.find, connection, run),
+            restoring=_restoring(connection, context, meeting),
         )
     except BaseException:
         if flag is not None:
             flag.close()
-        catalog.close_launch(held.id)
+        if ranks.is_coordinator:
+            catalog.close_launch(meeting.launch.id)
         raise
+
+
+def _decisions(order: LaunchOrder, flag: PreemptionFlag, meeting: Meeting) -> Decisions:
+    if meeting.board is None:
+        return OwnDecisions(order.policy, flag)
+    return JointDecisions(order.policy, flag, meeting.board, order.ranks)
+
+
+def _restoring(connection: connect.Connection, context: LaunchContext, meeting: Meeting) -> Restoring:
+    open_row = partial(reading.open_record, connection)
+    open_at = partial(reading.find, connection, context.run.name)
+    if meeting.board is None:
+        return Restoring(context, open_row=open_row, open_at=open_at)
+    unguarded = partial(reading.open_unguarded, connection)
+    return JointRestoring(context, meeting.board, open_row=open_row, open_at=open_at, open_unguarded=unguarded)

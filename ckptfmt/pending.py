@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ckptfmt.engine.reports import human_bytes
 from ckptfmt.engine.save.deferral import Deferral
 from ckptfmt.engine.save.progress import ORDER, Stage
 from ckptfmt.errors import InvalidInput
@@ -184,3 +185,17 @@ class PendingSave:
     def __repr__(self) -> str:
         number = "?" if self.generation_id is None else self.generation_id
         return f"<PendingSave #{number} of run {self.run!r}, step {self.step}, {self._stage}>"
+
+
+def log_commit(pending: PendingSave, row: GenerationRecord, *, last_step: int | None) -> None:
+    """One line for each commit."""
+    log.info(
+        "%s #%d step %d committed: stall %.0f ms, %s in %.1f s, lag %d steps",
+        row.run,
+        row.id,
+        row.step,
+        (row.stall_seconds or 0.0) * 1e3,
+        human_bytes(row.nbytes or 0),
+        pending.seconds or 0.0,
+        0 if last_step is None else max(0, last_step - pending.step),
+    )

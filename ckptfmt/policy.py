@@ -10,10 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from ckptfmt.engine.plan import check_host_bytes_max
+from ckptfmt.engine.save.context import Ranks
+from ckptfmt.engine.save.council import Council, Why
 from ckptfmt.errors import InvalidInput
+from ckptfmt.ports.coordination import Board
 
 log = logging.getLogger("ckptfmt")
 
@@ -73,11 +76,18 @@ class SavePolicy:
         ``every_steps`` is a pure function of the step: its multiples, step 0 only when every step is saved.
         A preemption asks for one save.
         """
+        return self.wanted(preempted=preempted) is not None or self.at_step(step)
+
+    def at_step(self, step: int) -> bool:
+        """What every rank knows by itself."""
+        return self.every_steps is not None and step % self.every_steps == 0 and (step > 0 or self.every_steps == 1)
+
+    def wanted(self, *, preempted: bool) -> Why | None:
+        """Why this process would save now, whatever the step."""
         if preempted and not self._preempt_saved:
-            return True
-        if self.every_steps is not None and step % self.every_steps == 0 and (step > 0 or self.every_steps == 1):
-            return True
-        return self.every_seconds is not None and time.monotonic() - self._last_save >= self.every_seconds
+            return "preempted"
+        over = self.every_seconds is not None and time.monotonic() - self._last_save >= self.every_seconds
+        return "seconds" if over else None
 
     def saved(self, *, preempted: bool) -> None:
         """A save has begun: the clock of ``every_seconds`` starts anew."""
@@ -85,11 +95,80 @@ class SavePolicy:
         self._preempt_saved = self._preempt_saved or preempted
 
 
+class Decisions(Protocol):
+    """When one rank saves, and whether it is to end."""
+
+    
+    def preempted(self) -> bool: ...
+
+    def should_save(self, step: int) -> bool: ...
+
+    def saved(self) -> None:
+        """A save has begun."""
+
+    def close(self) -> None: ...
+
+
+class OwnDecisions:
+    """Of the only rank: at once."""
+
+    def __init__(self, policy: SavePolicy, flag: PreemptionFlag) -> None:
+        self._policy = policy
+        self._flag = flag
+
+    
+    def preempted(self) -> bool:
+        return self._flag.raised
+
+    def should_save(self, step: int) -> bool:
+        return self._policy.should_save(step, preempted=self.preempted)
+
+    def saved(self) -> None:
+        self._policy.saved(preempted=self.preempted)
+
+    def close(self) -> None:
+        self._flag.close()
+
+
+class JointDecisions:
+    """Of one of several ranks. What is no function of the step they decide together, and hear of at the same step: a
+    preemption, too, so that none of them ends alone. Without reasons of that kind nobody is asked."""
+
+    def __init__(self, policy: SavePolicy, flag: PreemptionFlag, board: Board, ranks: Ranks) -> None:
+        self._policy = policy
+        self._flag = flag
+        self._is_coordinator = ranks.is_coordinator
+        self.preempted = False
+        asks = policy.every_seconds is not None or flag.watches
+        self._council = Council(board, ranks, self._wanted) if asks else None
+
+    def _wanted(self) -> Why | None:
+        """Seconds pass on the coordinator's clock alone; a signal may reach any rank."""
+        why = self._policy.wanted(preempted=self._flag.raised)
+        return why if self._is_coordinator or why == "preempted" else None
+
+    def should_save(self, step: int) -> bool:
+        why = None if self._council is None else self._council.ask(step)
+        if why is not None:
+            self.preempted = self.preempted or why == "preempted"
+            self.saved()  # it is told once, whether or not the caller follows
+        return why is not None or self._policy.at_step(step)
+
+    def saved(self) -> None:
+        self._policy.saved(preempted=self.preempted)
+
+    def close(self) -> None:
+        if self._council is not None:
+            self._council.close()
+        self._flag.close()
+
+
 class PreemptionFlag:
     """Signal handlers that only set a flag, in the process that installed them; earlier handlers are chained."""
 
     def __init__(self, signals: Sequence[int | signal.Signals]) -> None:
         self.raised = False
+        self.watches = bool(signals)
         self._pid = os.getpid()
         self._closed = False
         self._previous: dict[int, Any] = {}

@@ -19,6 +19,8 @@ from ckptfmt.reference import At
 
 if TYPE_CHECKING:
     from ckptfmt.checkpointer import Checkpointer
+    from ckptfmt.engine.save.context import ReplicaCheck
+    from ckptfmt.engine.save.meeting import Place
     from ckptfmt.ports.records import LaunchRecord
 
 
@@ -53,9 +55,14 @@ class Repository:
         in_flight_max: int = 1,
         host_bytes_max: int | None = None,
         commit_timeout: float = 600.0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        ranks: Sequence[int] | None = None,
         launch: str | None = None,
         takeover: bool = False,
         freeze: Freeze = "now",
+        replica_check: ReplicaCheck = "full",
+        coordination: Place = "auto",
     ) -> Checkpointer:
         """Begin a launch of ``run`` (default "default"): take its lease, settle what an older launch left.
 
@@ -65,16 +72,22 @@ class Repository:
         nothing. With ``freeze="deferred"`` ``save`` returns while what torch optimizers own is still being copied, and
         their next ``step`` waits for it; see ``PendingSave.before_update``.
         ``Conflict`` names a live holder; ``takeover=True`` fences it.
+
+        With several ranks each calls it, with the same arguments; the lowest one that saves leads. ``rank`` and
+        ``world_size`` default to torch.distributed's, else $RANK and $WORLD_SIZE; ``ranks`` are those that save (default
+        all), the others only restore and decide with them. ``launch`` is one token for all ranks of this start: needed
+        where torch.distributed is not initialised. ``replica_check="off"`` does not compare what several ranks hold.
+        They meet in torch.distributed's store (``coordination="c10d"``) or the "catalog".
         """
-        from ckptfmt.launching import LaunchOrder, begin_launch
+        from ckptfmt.launching import LaunchOrder, begin_launch, ranks_of
 
         self._check_writable("saving")
         policy = SavePolicy(every_steps=every_steps, every_seconds=every_seconds, on_busy=on_busy)
         modes = Modes(in_flight_max, host_bytes_max, freeze)
-        name = run or self._run or "default"
-        order = LaunchOrder(name, policy, modes, tuple(preempt_signals), commit_timeout, launch, takeover)
-        self._checkpointers.add(checkpointer := begin_launch(self._connection, order))
-        return checkpointer
+        who = ranks_of(rank, world_size, ranks, replica_check)
+        order = LaunchOrder(policy, modes, tuple(preempt_signals), commit_timeout, launch, takeover, who, coordination)
+        self._checkpointers.add(made := begin_launch(self._connection, run or self._run or "default", order))
+        return made
 
     def runs(self) -> list[RunInfo]:
         """All runs, sorted by name."""

@@ -11,7 +11,16 @@ from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.load.restore import RestoreOptions
 from ckptfmt.engine.reports import RestoreReport
 from ckptfmt.engine.save.context import LaunchContext
-from ckptfmt.errors import AccessDenied, BackendError, Corrupt, FormatError, NotFound, OutOfSpace, Unavailable
+from ckptfmt.errors import (
+    AccessDenied,
+    BackendError,
+    CkptError,
+    Corrupt,
+    FormatError,
+    NotFound,
+    OutOfSpace,
+    Unavailable,
+)
 from ckptfmt.format.states import State
 from ckptfmt.reference import At
 
@@ -41,29 +50,34 @@ class Restoring:
     ) -> RestoreReport | None:
         """From the wanted generation; or with ``fallback``, and nothing named by ``at``, the newest that is readable.
         None only if the run never had any and none is named."""
-        run = self._context.site.sql().ensure_run(self._context.run.name, self._context.run.key)
-        if at is None and run.next_commit_seq == 1:
+        if at is None and self._never_committed():
             return None  # nothing was ever committed: a fresh start
         if at is not None or not fallback:
             return self._open_at(at).restore_with(into, options, arena=arena)
-        rows = self._context.site.sql().generations(run=self._context.run.name, states=[State.COMMITTED])
         unreadable: list[int] = []
-        for row in rows:
-            if row.quarantined_at is not None:
-                continue
+        for row in self._newest_first():
             try:
                 generation = self._open_row(row)
                 if options.host_bytes_max is not None and generation.nbytes > options.host_bytes_max:
                     self._require_sound(generation)
                 report = generation.restore_with(into, options, arena=arena)
-            except (FormatError, NotFound, BackendError) as error:
-                if isinstance(error, Unavailable | AccessDenied | OutOfSpace):
-                    raise  # this says nothing of the generation: an older one would not fare better
+            except CkptError as error:
+                if not is_damage(error):
+                    raise
                 log.error("run %r: generation %d cannot be restored: %s", row.run, row.id, error)
                 unreadable.append(row.id)
                 continue
             return self._fell_back(report, unreadable) if unreadable else report
         return self._open_at(None).restore_with(into, options, arena=arena)  # raises what the newest one raises
+
+    def _never_committed(self) -> bool:
+        run = self._context.site.sql().ensure_run(self._context.run.name, self._context.run.key)
+        return run.next_commit_seq == 1
+
+    def _newest_first(self) -> list[GenerationRecord]:
+        """What a restore that may fall back tries, in this order."""
+        rows = self._context.site.sql().generations(run=self._context.run.name, states=[State.COMMITTED])
+        return [row for row in rows if row.quarantined_at is None]
 
     @staticmethod
     def _require_sound(generation: Generation) -> None:
@@ -97,3 +111,11 @@ class Restoring:
             raise NotFound(f"generation {report.generation_id} has left the catalog during its restore")
         self._context.site.sql().set_restored_from(self._context.launch.id, row.key)
         return row
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error says of a generation that it cannot be read, so that an older one may be tried. Storage that is
+    away, forbidden or full says nothing of it: an older one would not fare better."""
+    if isinstance(error, Unavailable | AccessDenied | OutOfSpace):
+        return False
+    return isinstance(error, FormatError | NotFound | BackendError)

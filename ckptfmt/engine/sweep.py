@@ -125,3 +125,15 @@ def remove(site: Site, row: GenerationRecord, objects: Sequence[ObjectInfo]) -> 
         site.backend.delete(info.key)
     site.sql().mark_swept(row.id)
     return tuple(objects)
+
+
+def sweep_share(site: Site, row: GenerationRecord, rank: int) -> None:
+    """Close an aborted generation's key and remove what one rank wrote, which writes no longer; gc does the rest.
+
+    No other generation can refer to packs of one that was never committed.
+    """
+    if not close_aborted(site, row):
+        return
+    for info in site.backend.list(verdicts.folder_of(row)):
+        if layout.is_of_rank(info.key.rpartition("/")[2], rank):
+            site.backend.delete(info.key)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from concurrent.futures import Future
+from typing import Final, TypeVar, cast
 
 log = logging.getLogger("ckptfmt")
 
 Task = Callable[[], None]
+T = TypeVar("T")
 
 IO_BYTES: Final = 8 << 20
 """Size of one write or read: large enough for the device, small enough to share it."""
@@ -168,3 +171,42 @@ class Heartbeat:
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=self._seconds)
+
+
+class Line:
+    """Runs calls on a daemon thread, one after the other, and does not wait for ever: the peer may have stopped."""
+
+    def __init__(self, *, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._calls: queue.SimpleQueue[tuple[Callable[[], object], Future[object]]] = queue.SimpleQueue()
+        self._late: Future[object] | None = None
+
+    def ask(self, call: Callable[[], T], *, seconds: float) -> T:
+        """What ``call`` returns or raises; ``TimeoutError`` if it does not in time, or an earlier one is still out."""
+        with self._lock:
+            if self._late is not None and not self._late.done():
+                raise TimeoutError
+            self._late = None
+            if self._pid != os.getpid():  # a forked child has no thread
+                self._pid, self._calls = os.getpid(), queue.SimpleQueue()
+                threading.Thread(target=self._work, args=(self._calls,), name=self._name, daemon=True).start()
+            answer: Future[object] = Future()
+            self._calls.put((call, answer))
+        try:
+            return cast(T, answer.result(seconds))
+        except TimeoutError:
+            if not answer.done():
+                with self._lock:
+                    self._late = answer
+            raise
+
+    @staticmethod
+    def _work(calls: queue.SimpleQueue[tuple[Callable[[], object], Future[object]]]) -> None:
+        while True:
+            call, answer = calls.get()
+            try:
+                answer.set_result(call())
+            except BaseException as error:
+                answer.set_exception(error)

@@ -147,6 +147,11 @@ def part_name(rank: int, attempt: int = 0) -> str:
     return f"r{rank:05d}{_attempt(attempt)}.part.json"
 
 
+def is_of_rank(name: str, rank: int) -> bool:
+    """Whether an object name is that of a pack or a part of ``rank``."""
+    return name.startswith((f"r{rank:05d}-", f"r{rank:05d}."))
+
+
 def _attempt(attempt: int) -> str:
     return f"-a{attempt}" if attempt else ""
 

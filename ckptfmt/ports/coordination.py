@@ -51,10 +51,27 @@ class PartReport:
 class Failure:
     """What went wrong on a rank, in words: the class of its error, its text, and the stage of the save."""
 
-    rank: int
+    rank: int | None
+    """None: of no rank, as when a newer launch took the run."""
     stage: str
     kind: str
     text: str
+
+    @property
+    def reason(self) -> str:
+        return f"{self.kind}: {self.text}" if self.kind else self.text
+
+
+class RankFailed(Exception):
+    """A save has failed on some rank, or because of one that stayed silent. Never leaves the engine."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+    def __str__(self) -> str:
+        who = "it" if self.failure.rank is None else f"rank {self.failure.rank}"
+        return f"{who} failed in stage {self.failure.stage}: {self.failure.reason}"
 
 
 class Board(Protocol):
@@ -84,17 +101,20 @@ class Coordination(Protocol):
     """The meeting place of the ranks that save."""
 
     pause: float
+    settles: bool
+    """Whether this rank may give a verdict through the catalog by itself; else it asks the coordinator first."""
 
     def decide(self, request: SaveRequest, *, busy: bool) -> bool | None:
         """With ``on_busy="skip"``: whether the save begins, once for all ranks. None while that is not known.
 
-        ``busy``: this rank would skip it.
+        ``busy``: this rank would skip it. ``RankFailed`` as with ``begin``.
         """
 
     def begin(self, request: SaveRequest) -> GenerationRecord | None:
         """C1: find or insert the generation. None while it is not there, or its folder was not made.
 
-        ``Conflict`` if another rank saves another step as save ``n``, or it was skipped.
+        ``Conflict`` if another rank saves another step as save ``n``, or it was skipped. ``RankFailed`` if a
+        rank has failed before it could begin.
         """
 
     def opened(self, row: GenerationRecord) -> None:
@@ -115,7 +135,7 @@ class Coordination(Protocol):
     def gathered(self, row: GenerationRecord) -> bool:
         """C3, asked by the coordinator: whether every expected rank has acknowledged, and the catalog says so.
 
-        ``SaveFailed`` names the rank that failed.
+        ``RankFailed`` names the one that failed.
         """
 
     def silent(self, row: GenerationRecord) -> list[int]:

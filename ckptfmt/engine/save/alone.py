@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 
-from ckptfmt.errors import SaveFailed
+from ckptfmt.errors import NotFound
+from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog
-from ckptfmt.ports.coordination import PartReport
-
-_POLL_SECONDS = 0.02
+from ckptfmt.ports.coordination import Failure, PartReport, RankFailed, SaveRequest
+from ckptfmt.ports.records import GenerationRecord, LaunchRecord
 
 
 class Alone:
-    """The only rank of its launch: it reports to the catalog and finds its own report there."""
+    """The only rank of its launch that saves: it reports to the catalog and finds its own report there."""
 
-    rank = 0
-    world_size = 1
+    pause = 0.02
+    settles = True
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, launch: LaunchRecord, members: Sequence[int] = (0,)) -> None:
         self._catalog = catalog
+        self._launch = launch
+        self._members = tuple(members)
 
-    def is_coordinator(self) -> bool:
-        return True
+    def decide(self, request: SaveRequest, *, busy: bool) -> bool | None:
+        if busy:
+            launch = self._launch
+            self._catalog.skip_save(
+                launch.id, n=request.n, step=request.step, fence=launch.fence, token=launch.token
+            )
+        return not busy
 
-    def report(self, generation_id: int, part: PartReport) -> None:
+    def begin(self, request: SaveRequest) -> GenerationRecord | None:
+        launch = self._launch
+        ticket = self._catalog.begin_save(
+            launch.id,
+            n=request.n,
+            step=request.step,
+            key=request.key,
+            ranks=self._members,
+            deadline_seconds=request.deadline_seconds,
+            fence=launch.fence,
+            token=launch.token,
+            tags=request.tags,
+        )
+        return ticket.generation
+
+    def opened(self, row: GenerationRecord) -> None:
+        """Nobody waits for it."""
+
+    def look(self, row: GenerationRecord) -> GenerationRecord:
+        now = self._catalog.generation(row.id)
+        if now is None:
+            raise NotFound(f"generation {row.id} (run {row.run!r}, step {row.step}) is gone from the catalog")
+        return now
+
+    def report(self, row: GenerationRecord, part: PartReport) -> None:
         self._catalog.report_rank(
-            generation_id,
+            row.id,
             part.rank,
             state="durable",
             part_name=part.part_name,
@@ -36,40 +67,36 @@ class Alone:
             retries=part.retries,
         )
 
-    def report_failure(self, generation_id: int, *, stage: str, reason: str) -> None:
-        self._catalog.report_rank(generation_id, self.rank, state="failed", error=f"{stage}: {reason}")
+    def report_failure(self, row: GenerationRecord, failure: Failure) -> None:
+        """Nobody waits for it: the row gets its verdict at once."""
 
-    def gather(self, generation_id: int, *, timeout: float) -> list[PartReport]:
-        until = time.monotonic() + timeout
-        while True:
-            rows = self._catalog.ranks(generation_id)
-            failed = next((row for row in rows if row.state == "failed"), None)
-            if failed is not None:
-                raise SaveFailed(
-                    f"generation {generation_id}: rank {failed.rank} failed: {failed.error}",
-                    stage="persist",
-                    rank=failed.rank,
-                    generation_id=generation_id,
-                )
-            if rows and all(row.state == "durable" for row in rows):
-                return [
-                    PartReport(
-                        rank=row.rank,
-                        part_name=row.part_name or "",
-                        part_digest=row.part_digest or "",
-                        nbytes=row.nbytes or 0,
-                        stall_seconds=row.stall_seconds or 0.0,
-                        write_seconds=row.write_seconds or 0.0,
-                        retries=row.retries,
-                    )
-                    for row in rows
-                ]
-            if time.monotonic() > until:
-                silent = [row.rank for row in rows if row.state != "durable"]
-                raise SaveFailed(
-                    f"generation {generation_id}: ranks {silent} did not acknowledge in {timeout:.0f} s",
-                    stage="persist",
-                    rank=silent[0] if silent else None,
-                    generation_id=generation_id,
-                )
-            time.sleep(_POLL_SECONDS)
+    def decline(self, request: SaveRequest, failure: Failure) -> None:
+        """Nobody waits for it."""
+
+    def gathered(self, row: GenerationRecord) -> bool:
+        ranks = self._catalog.ranks(row.id)
+        failed = next((rank for rank in ranks if rank.state == "failed"), None)
+        if failed is not None:
+            raise RankFailed(Failure(failed.rank, "persist", "", failed.error or "it failed"))
+        if ranks and all(rank.state == "durable" for rank in ranks):
+            return True
+        now = self.look(row)
+        if now.state is not State.WRITING:
+            raise ended(now)
+        return False
+
+    def silent(self, row: GenerationRecord) -> list[int]:
+        return [rank.rank for rank in self._catalog.ranks(row.id) if rank.state not in ("durable", "failed")]
+
+    def announce(self, row: GenerationRecord) -> None:
+        """Nobody waits for it."""
+
+    def verdict(self, row: GenerationRecord) -> GenerationRecord | None:
+        now = self.look(row)
+        return None if now.state in (State.WRITING, State.DURABLE) else now
+
+
+def ended(row: GenerationRecord) -> RankFailed:
+    """What a rank raises that finds its generation no longer ``writing``."""
+    reason = f"generation {row.id} is {row.state}: {row.abort_reason}" if row.abort_reason else f"generation {row.id} is {row.state}"
+    return RankFailed(Failure(row.abort_rank, row.abort_stage or "persist", "", reason))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import InvalidInput
-from ckptfmt.ports.coordination import Coordination
+from ckptfmt.ports.coordination import Coordination, SaveRequest
 from ckptfmt.ports.records import LaunchRecord, RunRecord
 
 ReplicaCheck = Literal["full", "off"]
@@ -57,6 +57,9 @@ class Ranks:
         return range(self.world_size)
 
 
+ALONE = Ranks()
+
+
 @dataclass(frozen=True)
 class LaunchContext:
     """One launch of one run."""
@@ -78,3 +81,7 @@ class SaveOrder:
     key: str
     tags: tuple[str, ...]
     created_at: str
+
+    def request(self, deadline_seconds: float) -> SaveRequest:
+        """C1 of it."""
+        return SaveRequest(self.n, self.step, self.key, self.tags, deadline_seconds)

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 
 from ckptfmt.engine import process, protocol
+from ckptfmt.engine.save.boards import rest
+from ckptfmt.engine.save.context import ALONE, Ranks
 from ckptfmt.engine.transfer import Heartbeat
-from ckptfmt.errors import CatalogError, Conflict, Fenced, InvalidInput
+from ckptfmt.errors import CatalogError, Conflict, Fenced, InvalidInput, NotFound
 from ckptfmt.format import layout
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.ports.records import LaunchRecord, LaunchRequest
@@ -18,23 +20,25 @@ from ckptfmt.ports.records import LaunchRecord, LaunchRequest
 log = logging.getLogger("ckptfmt")
 
 LEASE_SECONDS = 30.0
+JOIN_SECONDS = 4 * LEASE_SECONDS
+"""How long a rank waits for its coordinator, which may wait for the lease of a dead job itself."""
 _POLL_SECONDS = 0.25
 _ANSWER_SECONDS = 10.0
 
 
-def launch_token(given: str | None) -> str:
+def launch_token(given: str | None, ranks: Ranks) -> str:
     """The launch's identity: explicit, else random.
 
-    Never from a clock, and never from the environment, which a requeued job keeps.
+    Never from a clock, and never from the environment, which a requeued job keeps (a launcher's run id may be the
+    same for all jobs).
     """
     if given is not None:
         layout.validate_launch_token(given)
         return given
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world.isdigit() and int(world) > 1:
+    if ranks.world_size > 1:
         raise InvalidInput(
-            f"WORLD_SIZE={world} but no launch token: pass checkpointer(launch=...) with one token for all ranks of "
-            "this start; this version saves from world size 1 only"
+            f"a world of {ranks.world_size} ranks but no launch token: initialise torch.distributed first, or pass "
+            "checkpointer(launch=...) with one token for all ranks of this start and a new one for each start"
         )
     return secrets.token_hex(16)
 
@@ -45,6 +49,7 @@ def acquire(
     *,
     token: str,
     takeover: bool,
+    ranks: Ranks = ALONE,
     kind: str = "training",
     lease_seconds: float = LEASE_SECONDS,
     wait: bool = True,
@@ -55,7 +60,7 @@ def acquire(
     renews its lease while we wait is alive: ``Conflict`` names it. One that does not for as long as a lease is gone,
     also where the database's clock went back and would give it more.
     """
-    request = _request(token, kind)
+    request = _request(token, kind, ranks)
     holder = catalog.live_launch(run)
     if holder is not None and holder.token == token:  # before our first request this is nobody's lost answer
         raise Conflict(
@@ -69,7 +74,7 @@ def acquire(
         silent = first_seen is not None and time.monotonic() - silent_from > lease_seconds
         displace = holder.id if holder is not None and (takeover or silent or process.is_gone(holder)) else None
         try:
-            return _ask(catalog, run, request, lease_seconds, displace)
+            return _ask(catalog, run, request, lease_seconds, displace, ranks.rank)
         except Conflict as error:
             holder = catalog.live_launch(run)
             if error.kind != "launch_held" or (holder is not None and _is_self(holder, request)):
@@ -97,7 +102,7 @@ def acquire(
             time.sleep(_POLL_SECONDS)
 
 
-def _request(token: str, kind: str) -> LaunchRequest:
+def _request(token: str, kind: str, ranks: Ranks) -> LaunchRequest:
     """This process, as who asks for the lease."""
     return LaunchRequest(
         token=token,
@@ -105,18 +110,51 @@ def _request(token: str, kind: str) -> LaunchRequest:
         pid=os.getpid(),
         boot_id=process.boot_id(),
         pid_started=process.pid_started(os.getpid()),
+        world_size=ranks.world_size,
         kind="recover" if kind == "recover" else "training",
     )
 
 
 def _ask(
-    catalog: Catalog, run: str, request: LaunchRequest, lease_seconds: float, displace: int | None
+    catalog: Catalog, run: str, request: LaunchRequest, lease_seconds: float, displace: int | None, rank: int
 ) -> LaunchRecord:
     """Ask again where the answer was lost: else the lease would be held by nobody who knows of it."""
     return protocol.repeat(
-        lambda: catalog.acquire_launch(run, request, lease_seconds=lease_seconds, displace=displace),
+        lambda: catalog.acquire_launch(run, request, lease_seconds=lease_seconds, displace=displace, rank=rank),
         until=time.monotonic() + _ANSWER_SECONDS,
     )
+
+
+def join(
+    catalog: Catalog,
+    run: str,
+    *,
+    token: str,
+    ranks: Ranks,
+    wait_seconds: float = JOIN_SECONDS,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> LaunchRecord:
+    """Take this rank's place in the launch that the coordinator acquires, waiting until it has.
+
+    ``Conflict`` if another process is this rank, or the catalog is for one host and this is another one;
+    ``CatalogError`` if the coordinator does not come, or what ``meanwhile`` raises.
+    """
+    request = _request(token, "training", ranks)
+    until = time.monotonic() + wait_seconds
+    while True:
+        try:
+            return protocol.repeat(lambda: catalog.join_launch(run, request, rank=ranks.rank), until=until)
+        except NotFound as absent:
+            if absent.kind != "launch_absent":
+                raise
+            if time.monotonic() > until:
+                raise CatalogError(
+                    f"run {run!r}: rank {ranks.coordinator}, the coordinator, has not begun the launch within "
+                    f"{wait_seconds:g} s: see what it reports (it may be waiting for the lease of another job)",
+                    kind="launch_absent",
+                ) from absent
+        meanwhile()
+        rest(_POLL_SECONDS)
 
 
 def _is_self(holder: LaunchRecord, request: LaunchRequest) -> bool:
@@ -129,7 +167,8 @@ def _is_self(holder: LaunchRecord, request: LaunchRequest) -> bool:
 
 
 class Lease:
-    """Keeps a launch alive and watches for the moment when it is fenced."""
+    """Keeps a launch alive and watches for the moment when it is fenced. Only the coordinator's ``holds`` the lease:
+    the others only have its beat."""
 
     def __init__(
         self,
@@ -139,6 +178,7 @@ class Lease:
         on_beat: Callable[[], None] = lambda: None,
         lease_seconds: float = LEASE_SECONDS,
         beat_seconds: float = LEASE_SECONDS / 6,
+        holds: bool = True,
     ) -> None:
         self.launch = launch
         self.last_step: int | None = None
@@ -146,12 +186,13 @@ class Lease:
         self._catalog = catalog
         self._on_beat = on_beat
         self._lease_seconds = lease_seconds
+        self._holds = holds
         self._pid = os.getpid()
         self._renew_after = 0.0
         self._heartbeat = Heartbeat(self._beat, seconds=beat_seconds, name="ckptfmt-lease")
 
     def _beat(self) -> None:
-        if time.monotonic() >= self._renew_after:
+        if self._holds and time.monotonic() >= self._renew_after:
             self._renew_after = time.monotonic() + self._lease_seconds / 6
             self._renew()
         self._on_beat()
@@ -181,6 +222,8 @@ class Lease:
         if os.getpid() != self._pid:
             return
         self._heartbeat.stop()
+        if not self._holds:
+            return
         try:
             if self.last_step is not None and self.fenced is None:
                 self._catalog.renew_lease(self.launch.id, lease_seconds=self._lease_seconds, last_step=self.last_step)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from ckptfmt.engine import protocol
 from ckptfmt.engine.save.context import LaunchContext
-from ckptfmt.engine.sweep import sweep_aborted
-from ckptfmt.errors import BackendError, CatalogError, Conflict, Fenced
+from ckptfmt.engine.sweep import sweep_aborted, sweep_share
+from ckptfmt.errors import BackendError, CatalogError, CkptError, Conflict, Fenced, SaveFailed
 from ckptfmt.format.states import OPEN_STATES
+from ckptfmt.ports.coordination import Failure, RankFailed
 from ckptfmt.ports.records import GenerationRecord
 
 log = logging.getLogger("ckptfmt")
@@ -21,26 +23,21 @@ log = logging.getLogger("ckptfmt")
 SETTLE_SECONDS = 20.0
 """How long a failed save looks for its verdict before its outcome is called unknown."""
 _POLL_SECONDS = 0.1
-_REASON_LENGTH_MAX = 1000
+_TELL_SECONDS = 5.0
+REASON_LENGTH_MAX = 1000
 
 
-def find_verdict(
-    context: LaunchContext, row: GenerationRecord, *, stage: str, error: BaseException
-) -> GenerationRecord:
+def find_verdict(context: LaunchContext, row: GenerationRecord, failure: Failure) -> GenerationRecord:
     """The row in a terminal state: aborted by us, or as whoever took the run has settled it.
 
     Raises what kept the verdict from being found; the outcome is unknown then.
     """
     until = time.monotonic() + SETTLE_SECONDS
-    return protocol.repeat(lambda: _verdict(context, row, stage, error, until), until=until)
+    return protocol.repeat(lambda: _verdict(context, row, failure, until), until=until)
 
 
-def _verdict(
-    context: LaunchContext, row: GenerationRecord, stage: str, error: BaseException, until: float
-) -> GenerationRecord:
+def _verdict(context: LaunchContext, row: GenerationRecord, failure: Failure, until: float) -> GenerationRecord:
     catalog = context.site.sql()
-    # The text may quote a file name that is no valid Unicode, which no database takes.
-    reason = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
     while True:
         now = catalog.generation(row.id)
         if now is not None and now.state not in OPEN_STATES:
@@ -48,9 +45,9 @@ def _verdict(
         try:
             return catalog.abort(
                 row.id,
-                stage=stage,
-                rank=context.coordination.rank,
-                reason=reason[:_REASON_LENGTH_MAX],
+                stage=failure.stage,
+                rank=failure.rank,
+                reason=failure.reason[:REASON_LENGTH_MAX],
                 fence=context.launch.fence,
             )
         except Conflict:
@@ -65,11 +62,45 @@ def _verdict(
 
 
 def free_space(context: LaunchContext, row: GenerationRecord) -> None:
-    """Remove what an aborted save wrote: a full disk is the likeliest reason for it."""
+    """Remove what an aborted save wrote: a full disk is the likeliest reason for it.
+
+    Where other ranks may be writing still, each removes its own objects; the rest is left to gc.
+    """
     try:
-        sweep_aborted(context.site, row)
+        if context.ranks.members == (context.ranks.rank,):
+            sweep_aborted(context.site, row)
+        else:
+            sweep_share(context.site, row, context.ranks.rank)
     except (BackendError, CatalogError, Conflict) as error:
         log.warning("objects of the aborted generation %d are left to `ckptfmt gc`: %s", row.id, error)
+
+
+def as_data(context: LaunchContext, stage: str, error: BaseException) -> Failure:
+    """An error as the other ranks and the catalog are told of it: words, whatever it holds."""
+    if isinstance(error, RankFailed):
+        return error.failure
+    rank = context.ranks.rank
+    if isinstance(error, SaveFailed):
+        stage, rank = error.stage, rank if error.rank is None else error.rank
+    return Failure(rank, stage, type(error).__name__, _words(error))
+
+
+def _words(error: BaseException) -> str:
+    """What an error says, as any database and any other rank can take it."""
+    try:
+        text = str(error)
+    except Exception as broken:  # an exception of somebody else's, that cannot even tell what it is
+        text = f"it cannot be shown: {type(broken).__name__}"
+    # The text may quote a file name that is no valid Unicode, which no database takes.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")[:REASON_LENGTH_MAX]
+
+
+def tell(what: str, call: Callable[[], object]) -> None:
+    """Tell the other ranks, if it can be done soon: they have a deadline of their own."""
+    try:
+        protocol.repeat(call, until=time.monotonic() + _TELL_SECONDS)
+    except CkptError as error:
+        log.warning("the other ranks are not told %s: %s", what, error)
 
 
 def find_fenced(error: BaseException | None) -> Fenced | None:

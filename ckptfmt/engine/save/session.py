@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from ckptfmt.engine import protocol
+from ckptfmt.engine.save.alone import ended
+from ckptfmt.engine.save.boards import rest
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
-from ckptfmt.engine.save.outcome import find_verdict, free_space, with_fence
+from ckptfmt.engine.save.outcome import as_data, find_verdict, free_space, tell, with_fence
 from ckptfmt.engine.save.parts import make_part
+from ckptfmt.engine.save.patience import Patience
 from ckptfmt.engine.save.persist import check_space, write_packs
 from ckptfmt.engine.save.progress import Earlier, Listener
 from ckptfmt.engine.save.snapshot import Snapshot
+from ckptfmt.engine.save.waiting import await_verdict, follow, gather
 from ckptfmt.errors import CatalogError, CkptError, Conflict, Fenced, NotFound, OutcomeUnknown, SaveFailed
 from ckptfmt.format import layout
 from ckptfmt.format.manifest import manifest_digest
 from ckptfmt.format.part import encode_part
 from ckptfmt.format.states import State
-from ckptfmt.ports.coordination import PartReport
+from ckptfmt.ports.coordination import Failure, PartReport, RankFailed
 from ckptfmt.ports.records import GenerationRecord
 
 log = logging.getLogger("ckptfmt")
-
-T = TypeVar("T")
 
 
 class SaveSession:
@@ -45,15 +45,11 @@ class SaveSession:
         self._order = order
         self._snapshot: Snapshot | None = snapshot
         self._listener = listener
+        self._request = order.request(context.commit_timeout * (1 + len(earlier)))
         self._earlier = tuple(earlier)
         self._row: GenerationRecord | None = None
         self._stage = "begin"
-        self._until = time.monotonic() + context.commit_timeout
-        self._waits = False
-        """For the verdict on an earlier save: our own time does not run."""
-        self._expired = False
-        self._passing: CkptError | None = None
-        """Why the call that is being repeated failed the last time."""
+        self._patience = Patience(context.commit_timeout, self._overdue)
 
     @property
     def folder(self) -> str:
@@ -85,7 +81,6 @@ class SaveSession:
 
     # -- C1 to C5 -------------------------------------------------------------------------------
     def _commit(self) -> GenerationRecord:
-        context = self._context
         row = self._begin()
         self._listener.began(row.id)
         self._stage = "persist"
@@ -93,51 +88,35 @@ class SaveSession:
         self._let_go()
         self._listener.advance("staged")
         self._stage = "merge"
-        self._repeat(lambda: context.coordination.gather(row.id, timeout=max(0.1, self._until - time.monotonic())))
-        self._await_turn()
-        protocol.settle_lower(context.site, row, fence=context.launch.fence, until=self._until, noted=self._remember)
-        parent = self._repeat(lambda: protocol.parent_of(context.site, row))
-        row = self._row = self._repeat(
-            lambda: protocol.merge(context.site, row, parent=parent, fence=context.launch.fence)
-        )
-        self._listener.advance("durable")
-        self._stage = "commit"
-        row = self._row = protocol.commit(
-            context.site, row, fence=context.launch.fence, until=self._until, noted=self._remember
-        )
-        self._stage = "prove"
-        return protocol.prove(context.site, row)
+        return self._conclude(row) if self._context.ranks.is_coordinator else self._follow(row)
 
     def _begin(self) -> GenerationRecord:
         """C1: the generation's row and folder."""
-        context, order = self._context, self._order
-        ticket = self._repeat(
-            lambda: context.site.sql().begin_save(
-                context.launch.id,
-                n=order.n,
-                step=order.step,
-                key=order.key,
-                ranks=range(context.coordination.world_size),
-                deadline_seconds=context.commit_timeout * (1 + len(self._earlier)),
-                fence=context.launch.fence,
-                token=context.launch.token,
-                tags=order.tags,
-            )
-        )
-        self._row = ticket.generation
-        self._repeat(lambda: context.site.backend.make_folder(self.folder))
-        return ticket.generation
+        coordination, patience = self._context.coordination, self._patience
+        while (row := patience.repeat(lambda: coordination.begin(self._request))) is None:
+            if patience.left < coordination.pause:
+                raise RankFailed(
+                    Failure(self._context.ranks.coordinator, "begin", "", "it did not begin the save in time")
+                )
+            rest(coordination.pause)
+        self._row = row
+        if self._context.ranks.is_coordinator:
+            patience.repeat(lambda: self._context.site.backend.make_folder(self.folder))
+            patience.repeat(lambda: coordination.opened(row))
+        return row
 
     def _persist(self, row: GenerationRecord) -> None:
         """C2: packs, part, acknowledgement."""
-        context, order, snapshot = self._context, self._order, self._snapshot
+        context, order, snapshot, patience = self._context, self._order, self._snapshot, self._patience
         if snapshot is None:
             raise AssertionError("the snapshot is gone before it was written")
-        backend, rank = context.site.backend, context.coordination.rank
+        backend, rank = context.site.backend, context.ranks.rank
         self._check_still_writing(row)
-        self._repeat(lambda: check_space(backend, snapshot))
+        patience.repeat(lambda: check_space(backend, snapshot))
         try:
-            written = write_packs(backend, self.folder, rank, snapshot, give_up=self._give_up, passing=self._remember)
+            written = write_packs(
+                backend, self.folder, rank, snapshot, give_up=patience.give_up, passing=patience.remember
+            )
         except NotFound as error:
             raise Fenced(
                 f"the folder of generation {row.id} (run {row.run!r}) is gone: a newer launch has taken the run"
@@ -150,14 +129,13 @@ class SaveSession:
             step=order.step,
             launch_digest=layout.launch_digest(context.launch.token),
             save_number=order.n,
-            rank=rank,
-            world_size=context.coordination.world_size,
+            ranks=context.ranks,
             created_at=order.created_at,
         )
         stored = encode_part(part)
         self._check_still_writing(row)
         name = layout.part_name(rank)
-        self._repeat(lambda: backend.create(f"{self.folder}/{name}", stored))
+        patience.repeat(lambda: backend.create(f"{self.folder}/{name}", stored))
         report = PartReport(
             rank=rank,
             part_name=name,
@@ -167,46 +145,51 @@ class SaveSession:
             write_seconds=written.seconds,
             retries=written.retries,
         )
-        self._repeat(lambda: context.coordination.report(row.id, report))
+        patience.repeat(lambda: context.coordination.report(row, report))
+
+    def _conclude(self, row: GenerationRecord) -> GenerationRecord:
+        """C3 to C5: the coordinator's."""
+        context, patience = self._context, self._patience
+        site, fence = context.site, context.launch.fence
+        gather(context, row, patience)
+        self._await_turn()
+        protocol.settle_lower(site, row, fence=fence, until=patience.until, noted=patience.remember)
+        parent = patience.repeat(lambda: protocol.parent_of(site, row))
+        row = self._row = patience.repeat(lambda: protocol.merge(site, row, parent=parent, fence=fence))
+        self._listener.advance("durable")
+        self._stage = "commit"
+        row = self._row = protocol.commit(site, row, fence=fence, until=patience.until, noted=patience.remember)
+        self._stage = "prove"
+        proven = protocol.prove(site, row)
+        self._announce(proven)
+        return proven
+
+    def _follow(self, row: GenerationRecord) -> GenerationRecord:
+        """C3 to C5 are the coordinator's: its verdict is this rank's."""
+        self._await_turn()
+        return follow(self._context, row, self._patience)
+
+    def _announce(self, row: GenerationRecord) -> None:
+        if self._context.ranks.is_coordinator:
+            tell("of a verdict", lambda: self._context.coordination.announce(row))
 
     def _await_turn(self) -> None:
         """Wait for the verdicts on earlier saves: at most until their deadlines, which do not shorten our own."""
-        self._give_up()
-        began = time.monotonic()
-        self._waits = True
-        try:
+
+        def wait() -> None:
             for save in self._earlier:
                 save.wait_done()
+
+        try:
+            self._patience.pause_for(wait)
         finally:
-            self._until += time.monotonic() - began
-            self._waits = False
             self._earlier = ()
 
     def _check_still_writing(self, row: GenerationRecord) -> None:
         """A rank that finds its generation no longer ``writing`` stops."""
-        now = self._repeat(lambda: self._context.site.sql().generation(row.id))
-        if now is None or now.state is not State.WRITING:
-            state = "gone" if now is None else f"{now.state}: {now.abort_reason}"
-            raise SaveFailed(
-                f"generation {row.id} (run {row.run!r}, step {row.step}) is {state}",
-                stage=self._stage,
-                rank=self._context.coordination.rank,
-                key=row.key,
-                generation_id=row.id,
-            )
-
-    def _give_up(self) -> None:
-        if self._expired or time.monotonic() > self._until:
-            raise self._overdue()
-
-    def _repeat(self, call: Callable[[], T]) -> T:
-        self._give_up()
-        answer = protocol.repeat(call, until=self._until, noted=self._remember)
-        self._passing = None
-        return answer
-
-    def _remember(self, error: CkptError) -> None:
-        self._passing = error
+        now = self._patience.repeat(lambda: self._context.coordination.look(row))
+        if now.state is not State.WRITING:
+            raise ended(now)
 
     # -- when it goes wrong ---------------------------------------------------------------------
     def call_off(self, cause: BaseException) -> None:
@@ -217,12 +200,12 @@ class SaveSession:
 
     @property
     def overdue(self) -> bool:
-        return not self._waits and time.monotonic() > self._until
+        return self._patience.over
 
     def expire(self) -> None:
         """Called by the watchdog past the deadline: give the verdict on behalf of a writer that does not come back."""
-        if not self._expired:
-            self._expired = True
+        if not self._patience.expired:
+            self._patience.expired = True
             overdue, snapshot = self._overdue(), self._snapshot
             if snapshot is not None:
                 snapshot.drop(overdue)  # whoever saves may be waiting for the hung writer to make room
@@ -230,7 +213,7 @@ class SaveSession:
 
     def _overdue(self) -> SaveFailed:
         text = f"not committed within {self._context.commit_timeout:g} s (stage {self._stage}, {self.folder})"
-        last = self._passing
+        last = self._patience.passing
         failure = self._failure(text if last is None else f"{text}; the last error: {last}")
         failure.__cause__ = last
         return failure
@@ -246,12 +229,15 @@ class SaveSession:
     def _settle(self, error: BaseException) -> GenerationRecord | SaveFailed:
         row = self._row
         if row is None:
+            self._tell(error, None)
             # Without room or descriptors nothing was written: no answer can have been lost.
             if isinstance(error, CatalogError) and error.transient and error.kind != "catalog_files":
                 return self._chained(OutcomeUnknown, f"the catalog could not be reached to begin it: {error}", error)
             return self._chained(SaveFailed, f"it could not begin: {error}", error)
+        self._tell(error, row)
         try:
-            now = find_verdict(self._context, row, stage=self._stage, error=error)
+            now = await_verdict(self._context, row, self._patience)
+            now = now or find_verdict(self._context, row, as_data(self._context, self._stage, error))
         except CkptError as unreachable:
             text = (
                 f"{error}; whether it was committed is unknown: {unreachable}; see `ckptfmt inspect`, `ckptfmt recover`"
@@ -259,14 +245,25 @@ class SaveSession:
             return self._chained(OutcomeUnknown, text, error)
         if now.commit_seq is not None:
             # The watchdog must not touch storage: that is what hangs. recover finishes a proof that is pending.
-            done = now.proven_at is not None or now.state is not State.COMMITTED or self._expired
+            done = now.proven_at is not None or now.state is not State.COMMITTED or self._patience.expired
             try:
-                return now if done else protocol.prove(self._context.site, now)
+                now = now if done else protocol.prove(self._context.site, now)
             except Conflict as disproved:  # storage says that it was aborted: neither verdict can be given
                 return self._chained(OutcomeUnknown, str(disproved), disproved)
-        if not self._expired:  # a writer that may still be alive is left to gc
+            self._announce(now)
+            return now
+        self._announce(now)
+        if not self._patience.expired:  # a writer that may still be alive is left to gc
             free_space(self._context, now)
         return self._chained(SaveFailed, str(error), with_fence(self._context, error))
+
+    def _tell(self, error: BaseException, row: GenerationRecord | None) -> None:
+        """The other ranks are not to wait for this one in vain."""
+        coordination, failure = self._context.coordination, as_data(self._context, self._stage, error)
+        if row is None:
+            tell("of a failure", lambda: coordination.decline(self._request, failure))
+        elif failure.rank == self._context.ranks.rank:  # else they know
+            tell("of a failure", lambda: coordination.report_failure(row, failure))
 
     def _chained(self, kind: type[SaveFailed], text: str, cause: BaseException) -> SaveFailed:
         if isinstance(cause, SaveFailed):
@@ -274,6 +271,8 @@ class SaveSession:
                 return cause
             cause = cause.__cause__ or cause
         failure = self._failure(text, kind)
+        if isinstance(cause, RankFailed) and cause.failure.rank is not None:
+            failure.stage, failure.rank = cause.failure.stage, cause.failure.rank
         failure.__cause__ = cause
         return failure
 
@@ -283,7 +282,7 @@ class SaveSession:
         return kind(
             f"run {self._context.run.name!r}, step {self._order.step}: {name} failed in stage {self._stage}: {text}",
             stage=self._stage,
-            rank=self._context.coordination.rank,
+            rank=self._context.ranks.rank,
             key=self._order.key,
             generation_id=None if row is None else row.id,
         )

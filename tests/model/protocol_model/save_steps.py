@@ -93,7 +93,7 @@ def _acknowledge(world: World, s: bytes, a: Actor, out: Out) -> None:
 @step(
     "merge",
     "C3: finds every rank's acknowledgement of {g}, reads the parts, sees the packs, and derives the manifest",
-    "ckptfmt.engine.save.alone:Alone.gather",
+    "ckptfmt.engine.save.alone:Alone.gathered",
     "ckptfmt.engine.protocol:merged_manifest",
     "ckptfmt.engine.protocol:parent_of",
 )

@@ -1,0 +1,109 @@
+"""Messages between ranks as rows of the catalog, and how one waits for messages on any board."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from ckptfmt.engine import protocol
+from ckptfmt.engine.transfer import Line
+from ckptfmt.errors import CatalogError
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.coordination import Board, Body
+
+T = TypeVar("T")
+
+_PAUSE_SECONDS: Final = 0.25
+_CALL_SECONDS: Final = 10.0
+_RANKS_AT_FULL_PACE: Final = 16
+"""More ranks look less often each: one database answers them all."""
+
+SAVES_KEPT: Final = 4
+"""Saves whose messages stay: nobody reads those of a save so much older than his own."""
+
+_jitter = random.SystemRandom()
+"""Not the global generator, which belongs to the training that is to be reproduced, and nothing that forks share."""
+
+
+class CatalogBoard:
+    """Implements ``Board`` by rows of the catalog."""
+
+    def __init__(self, catalog: Catalog, launch_id: int, *, world_size: int, pause: float = _PAUSE_SECONDS) -> None:
+        self.pause = pause * max(1.0, world_size / _RANKS_AT_FULL_PACE)
+        self._catalog = catalog
+        self._launch_id = launch_id
+
+    def post(self, topic: str, slot: int, body: Body) -> Body:
+        return self._catalog.post(self._launch_id, topic, slot, body)
+
+    def peek(self, topic: str, slots: Sequence[int]) -> dict[int, Body]:
+        wanted = set(slots)
+        return {slot: body for slot, body in self._catalog.posts(self._launch_id, topic).items() if slot in wanted}
+
+    def complete(self, topic: str, slots: Sequence[int]) -> dict[int, Body] | None:
+        found = self.peek(topic, slots)
+        return found if len(found) == len(slots) else None
+
+    def forget(self, topic: str, slots: Sequence[int]) -> None:
+        self._catalog.forget_posts(self._launch_id, topic)
+
+
+def save_topic(n: int, what: str) -> str:
+    return f"save/{n}/{what}"
+
+
+def rest(seconds: float) -> None:
+    """Sleep for about so long: ranks that look at one time would meet for ever."""
+    time.sleep(seconds * _jitter.uniform(0.5, 1.5))
+
+
+def await_posts(board: Board, topic: str, slots: Sequence[int], *, until: float) -> dict[int, Body] | None:
+    """The messages of all ``slots``, or None if one is missing at ``until`` (``time.monotonic``).
+
+    A board that cannot be reached is asked again; what it says at the end is raised.
+    """
+    while True:
+        found = protocol.repeat(lambda: board.complete(topic, slots), until=until)
+        if found is not None or time.monotonic() > until:
+            return found
+        rest(min(board.pause, max(0.0, until - time.monotonic()) + 0.001))
+
+
+def post_within(board: Board, topic: str, slot: int, body: Body, *, until: float) -> Body:
+    """``post``, asked again while the board cannot be reached."""
+    return protocol.repeat(lambda: board.post(topic, slot, body), until=until)
+
+
+class PatientBoard:
+    """Another board, whose calls may hang for as long as its server is stopped: here they fail in time."""
+
+    def __init__(self, inner: Board, *, seconds: float = _CALL_SECONDS) -> None:
+        self.pause = inner.pause
+        self._inner = inner
+        self._seconds = seconds
+        self._line = Line(name="ckptfmt-board")
+
+    def post(self, topic: str, slot: int, body: Body) -> Body:
+        return self._asked(lambda: self._inner.post(topic, slot, body))
+
+    def peek(self, topic: str, slots: Sequence[int]) -> dict[int, Body]:
+        return self._asked(lambda: self._inner.peek(topic, slots))
+
+    def complete(self, topic: str, slots: Sequence[int]) -> dict[int, Body] | None:
+        return self._asked(lambda: self._inner.complete(topic, slots))
+
+    def forget(self, topic: str, slots: Sequence[int]) -> None:
+        self._asked(lambda: self._inner.forget(topic, slots))
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        try:
+            return self._line.ask(call, seconds=self._seconds)
+        except TimeoutError as error:
+            raise CatalogError(
+                f"the ranks' message board does not answer within {self._seconds:g} s: the process that serves it may "
+                "be stopped",
+                kind="board_silent",
+                transient=True,
+            ) from error

@@ -1,0 +1,186 @@
+"""How the ranks of one start of a job come together: one identity, one lease, one place to meet."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ckptfmt.engine.save.alone import Alone
+from ckptfmt.engine.save.boards import CatalogBoard, PatientBoard, await_posts, post_within
+from ckptfmt.engine.save.context import Ranks
+from ckptfmt.engine.save.launch import JOIN_SECONDS, acquire, join, launch_token
+from ckptfmt.engine.save.messages import Messages
+from ckptfmt.engine.save.outcome import tell
+from ckptfmt.engine.save.rows import Rows
+from ckptfmt.errors import CatalogError, InvalidInput
+from ckptfmt.format import layout
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.coordination import COMMON, Board, Coordination
+from ckptfmt.ports.records import LaunchRecord, RunRecord
+
+log = logging.getLogger("ckptfmt")
+
+Place = Literal["auto", "catalog", "c10d"]
+Stores = Callable[[str], Board | None]
+"""A board under a prefix in the process group's store; None where there is none for this world."""
+
+RANKS_IN_CATALOG_MAX: Final = 64
+"""More of them ask one database too much."""
+_SETTLE_SECONDS: Final = 600.0
+"""How long the others wait while the coordinator settles what an older launch left."""
+_READY: Final = "launch/ready"
+_starts: Counter[str] = Counter()
+"""Launches of this process whose token came through a store, by run: every rank counts alike."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A launch, and where its ranks meet. ``board`` is None at world size 1."""
+
+    launch: LaunchRecord
+    coordination: Coordination
+    board: Board | None
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What every rank was told of the launch that is to begin. ``token`` None: it is agreed on."""
+
+    run: RunRecord
+    repository: str
+    ranks: Ranks
+    token: str | None
+    takeover: bool
+    place: Place
+
+
+def convene(
+    catalog: Catalog, invitation: Invitation, stores: Stores, *, settle: Callable[[LaunchRecord], object]
+) -> Meeting:
+    """Begin the launch, or join it. On return everything that an older launch left is settled.
+
+    ``settle`` does that, on the coordinator alone. Each wait for another rank is bounded, and names it.
+    """
+    ranks, run = invitation.ranks, invitation.run.name
+    if invitation.place not in ("auto", "catalog", "c10d"):
+        raise InvalidInput(f'coordination={invitation.place!r}: give "auto", "catalog" or "c10d"')
+    if ranks.world_size == 1:
+        token = launch_token(invitation.token, ranks)
+        held = acquire(catalog, run, token=token, takeover=invitation.takeover)
+        _settled(catalog, held, settle)
+        return Meeting(held, Alone(catalog, held), None)
+    token = invitation.token or _agreed_token(invitation, stores)
+    layout.validate_launch_token(token)
+    store = _store(invitation, stores, token)
+    if ranks.is_coordinator:
+        held = _acquired(catalog, invitation, token, store)
+    else:
+        held = join(catalog, run, token=token, ranks=ranks, meanwhile=lambda: _require_no_fault(run, store, ranks))
+    board = store or CatalogBoard(catalog, held.id, world_size=ranks.world_size)
+    if ranks.is_coordinator:
+        _open(catalog, held, board, settle)
+    else:
+        _await_opening(run, board, ranks)
+    kind = Rows if store is None else Messages
+    return Meeting(held, kind(catalog, held, ranks, board), board)
+
+
+def _agreed_token(invitation: Invitation, stores: Stores) -> str:
+    """A random one that the coordinator leaves in the process group's store. No collective."""
+    ranks, run = invitation.ranks, invitation.run
+    name = f"{invitation.repository}/{run.key}"
+    store = stores(f"launches/{name}")
+    if store is None:
+        return launch_token(None, ranks)  # says what is missing
+    board = PatientBoard(store)
+    topic = f"token/{_starts[name]}"
+    _starts[name] += 1
+    until = time.monotonic() + JOIN_SECONDS
+    if ranks.is_coordinator:
+        return str(post_within(board, topic, COMMON, {"token": secrets.token_hex(16)}, until=until)["token"])
+    found = await_posts(board, topic, [COMMON], until=until)
+    if found is None:
+        raise CatalogError(
+            f"run {run.name!r}: rank {ranks.coordinator}, the coordinator, has left no launch token within "
+            f"{JOIN_SECONDS:g} s: every rank has to call checkpointer() for the run, as often as the others",
+            kind="launch_absent",
+        )
+    return str(found[COMMON]["token"])
+
+
+def _store(invitation: Invitation, stores: Stores, token: str) -> Board | None:
+    """The board of the launch in the process group's store, unless the ranks are to meet in the catalog."""
+    if invitation.place != "catalog":
+        store = stores(layout.launch_digest(token))
+        if store is not None:
+            return PatientBoard(store)
+        if invitation.place == "c10d":
+            raise InvalidInput(
+                'coordination="c10d" needs torch.distributed, initialised with the same world size: call '
+                'init_process_group first, or use coordination="catalog"'
+            )
+    if invitation.ranks.world_size > RANKS_IN_CATALOG_MAX and invitation.ranks.is_coordinator:
+        log.warning(
+            "run %r: %d ranks meet in the catalog, each with questions of its own: initialise torch.distributed and use "
+            'coordination="c10d", where one rank asks for all',
+            invitation.run.name,
+            invitation.ranks.world_size,
+        )
+    return None
+
+
+def _acquired(catalog: Catalog, invitation: Invitation, token: str, store: Board | None) -> LaunchRecord:
+    try:
+        return acquire(
+            catalog, invitation.run.name, token=token, takeover=invitation.takeover, ranks=invitation.ranks
+        )
+    except BaseException as error:
+        if store is not None:  # without it the others have no place yet in which they could be told
+            fault = f"{type(error).__name__}: {error}"
+            tell("why no launch begins", lambda: store.post(_READY, COMMON, {"fault": fault}))
+        raise
+
+
+def _settled(catalog: Catalog, held: LaunchRecord, settle: Callable[[LaunchRecord], object]) -> None:
+    try:
+        settle(held)
+    except BaseException:
+        catalog.close_launch(held.id)
+        raise
+
+
+def _open(catalog: Catalog, held: LaunchRecord, board: Board, settle: Callable[[LaunchRecord], object]) -> None:
+    """Settle, and let the others in, or tell them why not."""
+    try:
+        settle(held)
+        post_within(board, _READY, COMMON, {"fault": None}, until=time.monotonic() + JOIN_SECONDS)
+    except BaseException as error:
+        fault = f"{type(error).__name__}: {error}"
+        tell("why the launch fails", lambda: board.post(_READY, COMMON, {"fault": fault}))
+        catalog.close_launch(held.id)
+        raise
+
+
+def _await_opening(run: str, board: Board, ranks: Ranks) -> None:
+    if await_posts(board, _READY, [COMMON], until=time.monotonic() + _SETTLE_SECONDS) is None:
+        raise CatalogError(
+            f"run {run!r}: rank {ranks.coordinator}, the coordinator, has not settled what older launches left within "
+            f"{_SETTLE_SECONDS:g} s: see what it reports",
+            kind="launch_absent",
+        )
+    _require_no_fault(run, board, ranks)
+
+
+def _require_no_fault(run: str, board: Board | None, ranks: Ranks) -> None:
+    found = {} if board is None else board.peek(_READY, [COMMON])
+    fault = found[COMMON]["fault"] if found else None
+    if fault is not None:
+        raise CatalogError(
+            f"run {run!r}: rank {ranks.coordinator}, the coordinator, could not begin the launch: {fault}",
+            kind="launch_failed",
+        )

@@ -1,0 +1,122 @@
+"""Ranks that meet on a board, where only the coordinator speaks to the catalog: for many ranks, one connection."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+
+from ckptfmt.engine.save.alone import Alone
+from ckptfmt.engine.save.boards import SAVES_KEPT, save_topic
+from ckptfmt.engine.save.context import Ranks
+from ckptfmt.errors import Conflict
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.coordination import COMMON, Board, Body, Failure, PartReport, RankFailed, SaveRequest
+from ckptfmt.ports.records import GenerationRecord, LaunchRecord, RankReport
+
+class Messages(Alone):
+    """The coordinator begins, notes all acknowledgements at once, and posts the verdict; the others read and post."""
+
+    def __init__(self, catalog: Catalog, launch: LaunchRecord, ranks: Ranks, board: Board) -> None:
+        super().__init__(catalog, launch, ranks.members)
+        self.pause = board.pause
+        self.settles = ranks.is_coordinator
+        self._ranks = ranks
+        self._board = board
+
+    def decide(self, request: SaveRequest, *, busy: bool) -> bool | None:
+        """The coordinator decides."""
+        if self._ranks.is_coordinator:
+            begun = super().decide(request, busy=busy)
+            return bool(self._board.post(save_topic(request.n, "choice"), COMMON, {"begun": begun})["begun"])
+        found = self._board.peek(save_topic(request.n, "choice"), [COMMON]).get(COMMON)
+        if found is None:
+            self._raise_fault(request)
+            return None
+        return bool(found["begun"])
+
+    def begin(self, request: SaveRequest) -> GenerationRecord | None:
+        if self._ranks.is_coordinator:
+            self._raise_fault(request)
+            return super().begin(request)
+        found = self._board.peek(save_topic(request.n, "begun"), [COMMON]).get(COMMON)
+        if found is None:
+            self._raise_fault(request)
+            return None
+        row = _row(found)
+        if row.step != request.step or row.key != request.key:
+            raise Conflict(
+                f"save {request.n} of launch {self._launch.id} is at step {row.step} on the coordinator (rank "
+                f"{self._ranks.coordinator}), this rank is at step {request.step}: the ranks have diverged",
+                kind="step_differs",
+            )
+        return row
+
+    def opened(self, row: GenerationRecord) -> None:
+        self._board.post(save_topic(row.save_number, "begun"), COMMON, _body(row))
+
+    def look(self, row: GenerationRecord) -> GenerationRecord:
+        return super().look(row) if self._ranks.is_coordinator else self.verdict(row) or row
+
+    def report(self, row: GenerationRecord, part: PartReport) -> None:
+        self._board.post(save_topic(row.save_number, "part"), part.rank, dataclasses.asdict(part))
+
+    def report_failure(self, row: GenerationRecord, failure: Failure) -> None:
+        self._board.post(save_topic(row.save_number, "fault"), COMMON, dataclasses.asdict(failure))
+
+    def decline(self, request: SaveRequest, failure: Failure) -> None:
+        self._board.post(save_topic(request.n, "fault"), COMMON, dataclasses.asdict(failure))
+
+    def _raise_fault(self, request: SaveRequest) -> None:
+        found = self._board.peek(save_topic(request.n, "fault"), [COMMON]).get(COMMON)
+        if found is not None:
+            raise RankFailed(Failure(**found))
+
+    def gathered(self, row: GenerationRecord) -> bool:
+        fault = self._board.peek(save_topic(row.save_number, "fault"), [COMMON]).get(COMMON)
+        if fault is not None:
+            raise RankFailed(Failure(**fault))
+        parts = self._board.complete(save_topic(row.save_number, "part"), self._members)
+        if parts is None:
+            return False
+        self._catalog.report_ranks(row.id, [_report(PartReport(**body)) for body in parts.values()])
+        return True
+
+    def silent(self, row: GenerationRecord) -> list[int]:
+        heard = self._board.peek(save_topic(row.save_number, "part"), self._members)
+        return [rank for rank in self._members if rank not in heard]
+
+    def announce(self, row: GenerationRecord) -> None:
+        n = row.save_number
+        self._board.post(save_topic(n, "verdict"), COMMON, _body(row))
+        if n < SAVES_KEPT:
+            return
+        for what in ("choice", "begun", "fault", "verdict"):
+            self._board.forget(save_topic(n - SAVES_KEPT, what), [COMMON])
+        self._board.forget(save_topic(n - SAVES_KEPT, "part"), self._members)
+
+    def verdict(self, row: GenerationRecord) -> GenerationRecord | None:
+        found = self._board.peek(save_topic(row.save_number, "verdict"), [COMMON]).get(COMMON)
+        return None if found is None else _row(found)
+
+
+def _report(part: PartReport) -> RankReport:
+    return RankReport(
+        rank=part.rank,
+        state="durable",
+        part_name=part.part_name,
+        part_digest=part.part_digest,
+        nbytes=part.nbytes,
+        stall_seconds=part.stall_seconds,
+        write_seconds=part.write_seconds,
+        retries=part.retries,
+    )
+
+
+def _body(row: GenerationRecord) -> dict[str, Any]:
+    return {"row": msgspec.to_builtins(row)}
+
+
+def _row(body: Body) -> GenerationRecord:
+    return msgspec.convert(body["row"], GenerationRecord)

@@ -1,0 +1,60 @@
+"""How long one save may still take, and what it met on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ckptfmt.engine import protocol
+from ckptfmt.errors import CkptError, SaveFailed
+
+T = TypeVar("T")
+
+
+class Patience:
+    """The time of one save. ``overdue`` makes the error of a save that is out of it."""
+
+    def __init__(self, seconds: float, overdue: Callable[[], SaveFailed]) -> None:
+        self.until = time.monotonic() + seconds
+        self.waits = False
+        """For the verdict on an earlier save: our own time does not run."""
+        self.expired = False
+        """The watchdog has given the verdict: the writer hangs."""
+        self.passing: CkptError | None = None
+        """Why the call that is being repeated failed the last time."""
+        self._overdue = overdue
+
+    @property
+    def over(self) -> bool:
+        return not self.waits and time.monotonic() > self.until
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.until - time.monotonic())
+
+    def give_up(self) -> None:
+        """Raise once the time is over, also where others wait for the writer in vain."""
+        if self.expired or time.monotonic() > self.until:
+            raise self._overdue()
+
+    def repeat(self, call: Callable[[], T]) -> T:
+        """Repeat a call that may be repeated while it fails for a passing reason, as long as there is time."""
+        self.give_up()
+        answer = protocol.repeat(call, until=self.until, noted=self.remember)
+        self.passing = None
+        return answer
+
+    def remember(self, error: CkptError) -> None:
+        self.passing = error
+
+    def pause_for(self, wait: Callable[[], None]) -> None:
+        """Wait for something that has a time of its own, and does not shorten this one."""
+        self.give_up()
+        began = time.monotonic()
+        self.waits = True
+        try:
+            wait()
+        finally:
+            self.until += time.monotonic() - began
+            self.waits = False

@@ -1,0 +1,152 @@
+"""Waiting for other ranks: for all acknowledgements, and for the coordinator's verdict. Both within bounds, by name."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from ckptfmt.engine import protocol
+from ckptfmt.engine.save.alone import ended
+from ckptfmt.engine.save.boards import rest
+from ckptfmt.engine.save.context import LaunchContext, SaveOrder
+from ckptfmt.engine.save.outcome import as_data, tell
+from ckptfmt.engine.save.patience import Patience
+from ckptfmt.errors import CkptError, SaveFailed
+from ckptfmt.format.states import State
+from ckptfmt.ports.coordination import Failure, RankFailed, SaveRequest
+from ckptfmt.ports.records import GenerationRecord
+
+log = logging.getLogger("ckptfmt")
+
+_MARGIN_SECONDS: Final = 15.0
+_PROOF_SECONDS: Final = 5.0
+"""How long the coordinator has for C5 before another rank does it: it gives up after less."""
+_NAMED: Final = 16
+
+
+def margin(commit_timeout: float) -> float:
+    """Seconds after its deadline in which the coordinator has the last word."""
+    return min(_MARGIN_SECONDS, commit_timeout / 2)
+
+
+def gather(context: LaunchContext, row: GenerationRecord, patience: Patience) -> None:
+    """C3: wait until every expected rank has acknowledged. ``RankFailed`` names one that failed or stayed silent."""
+    coordination = context.coordination
+    while not patience.repeat(lambda: coordination.gathered(row)):
+        if patience.left < coordination.pause:
+            raise _silence(context, row)
+        rest(coordination.pause)
+
+
+def follow(context: LaunchContext, row: GenerationRecord, patience: Patience) -> GenerationRecord:
+    """The verdict on a save that this rank has acknowledged. ``RankFailed`` says why it was aborted.
+
+    Past the deadline and a margin this rank finishes what is durable; else it raises, and its caller aborts.
+    """
+    coordination = context.coordination
+    patience.until += margin(context.commit_timeout)
+    unproven = None
+    while True:
+        now = patience.repeat(lambda: coordination.verdict(row))
+        if now is not None:
+            if now.commit_seq is None:
+                raise ended(now)
+            if now.proven_at is not None or now.state is not State.COMMITTED or not coordination.settles:
+                return now
+            unproven = unproven or time.monotonic()
+            if time.monotonic() - unproven > _PROOF_SECONDS:
+                return protocol.prove(context.site, now)
+        if patience.left < coordination.pause:
+            return _step_in(context, row)
+        rest(coordination.pause)
+
+
+def _step_in(context: LaunchContext, row: GenerationRecord) -> GenerationRecord:
+    """The coordinator gave no verdict in time: any rank may commit what is durable, and prove what is committed."""
+    catalog, fence = context.site.sql(), context.launch.fence
+    until = time.monotonic() + margin(context.commit_timeout)
+    now = protocol.repeat(lambda: catalog.generation(row.id), until=until)
+    if now is not None and now.state is State.DURABLE:
+        told = "generation %d of run %r: rank %d commits it, its coordinator is silent"
+        log.warning(told, row.id, row.run, context.ranks.rank)
+        now = protocol.commit(context.site, now, fence=fence, until=until)
+    if now is not None and now.commit_seq is not None:
+        return protocol.prove(context.site, now)
+    raise _silence(context, row)
+
+
+def await_verdict(context: LaunchContext, row: GenerationRecord, patience: Patience) -> GenerationRecord | None:
+    """What a rank that has failed is told by its coordinator, which alone speaks to the catalog; None if it is not."""
+    coordination = context.coordination
+    if coordination.settles:
+        return None
+    until = max(patience.until, time.monotonic()) + margin(context.commit_timeout)
+    while time.monotonic() < until:
+        try:
+            now = protocol.repeat(lambda: coordination.verdict(row), until=until)
+        except CkptError as error:
+            log.warning("generation %d of run %r: the coordinator cannot be asked: %s", row.id, row.run, error)
+            return None
+        if now is not None:
+            return now
+        rest(coordination.pause)
+    return None
+
+
+def _silence(context: LaunchContext, row: GenerationRecord) -> RankFailed:
+    """Name the ranks that said nothing; if all have acknowledged, the coordinator is the silent one."""
+    try:
+        silent = context.coordination.silent(row)
+    except CkptError as error:
+        silent = []
+        log.warning("generation %d of run %r: who is silent cannot be seen: %s", row.id, row.run, error)
+    limit = f"within {context.commit_timeout:g} s"
+    if not silent:
+        return RankFailed(Failure(context.ranks.coordinator, "merge", "", f"it did not commit {limit}"))
+    text = f"it did not acknowledge its part {limit}"
+    if len(silent) > 1:
+        rest_of = ", ".join(map(str, silent[1:_NAMED]))
+        more = f" and {len(silent) - _NAMED} more" if len(silent) > _NAMED else ""
+        text += f"; nor did ranks {rest_of}{more}"
+    return RankFailed(Failure(silent[0], "persist", "", text))
+
+
+def decide(context: LaunchContext, request: SaveRequest, *, busy: bool) -> bool:
+    """With ``on_busy="skip"`` and several ranks: whether the save begins. ``SaveFailed`` if nobody says so in time."""
+    coordination = context.coordination
+    until = time.monotonic() + context.commit_timeout
+    try:
+        while (begun := protocol.repeat(lambda: coordination.decide(request, busy=busy), until=until)) is None:
+            if time.monotonic() > until:
+                limit = f"it did not decide within {context.commit_timeout:g} s whether to save"
+                raise RankFailed(Failure(context.ranks.coordinator, "begin", "", limit))
+            rest(coordination.pause)
+    except RankFailed as failed:
+        failure = failed.failure
+        raise SaveFailed(
+            f"run {context.run.name!r}, step {request.step}: {failed}",
+            stage=failure.stage,
+            rank=failure.rank,
+            key=request.key,
+        ) from failed
+    return begun
+
+
+def decline(context: LaunchContext, order: SaveOrder, error: BaseException) -> None:
+    """This rank takes no part in the save, which has not begun: the others would wait for it."""
+    if len(context.ranks.members) > 1:
+        request, failure = order.request(context.commit_timeout), as_data(context, "begin", error)
+        tell("of a failure", lambda: context.coordination.decline(request, failure))
+
+
+@contextmanager
+def failing_for_all(context: LaunchContext, order: SaveOrder) -> Iterator[SaveOrder]:
+    """What keeps this rank from beginning ``order`` is told to the others."""
+    try:
+        yield order
+    except BaseException as error:
+        decline(context, order, error)
+        raise
