@@ -6,12 +6,15 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptfmt.catalog.location import sqlite_path
 from ckptfmt.catalog.shortage import Shortage, behind_a_refusal, no_room
 from ckptfmt.errors import CatalogError
 from ckptfmt.ports.catalog import DAMAGED
+
+if TYPE_CHECKING:
+    import psycopg
 
 _BUSY_CODES: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _ADVICE: Final = {
@@ -55,15 +58,29 @@ def translated(url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        of_postgres = _of_psycopg(error)
+        if of_postgres is not None:
+            from ckptfmt.catalog.postgres_failures import translate
+
+            raise translate(of_postgres, url) from error
         if not isinstance(error, sqlite3.Error) and not _of_sqlalchemy(error):
             raise
         raise _translate(error, url) from error
 
 
 def _of_sqlalchemy(error: BaseException) -> bool:
-    """Asked without importing it: readers do not load it, and who has not loaded it gets none of its errors."""
-    loaded = sys.modules.get("sqlalchemy.exc")
-    return loaded is not None and isinstance(error, loaded.SQLAlchemyError)
+    return _is_of("sqlalchemy.exc", "SQLAlchemyError", error)
+
+
+def _of_psycopg(error: BaseException) -> psycopg.Error | None:
+    original = _driver_error(error)
+    return cast("psycopg.Error", original) if _is_of("psycopg", "Error", original) else None
+
+
+def _is_of(module: str, name: str, error: BaseException) -> bool:
+    """Asked without importing it: who has not loaded a driver, or SQLAlchemy, gets none of its errors."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(error, getattr(loaded, name))
 
 
 def _driver_error(error: BaseException) -> BaseException:

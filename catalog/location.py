@@ -1,4 +1,4 @@
-"""Catalog URLs: how they are shown, and which file one names."""
+"""Catalog URLs: how they are shown, and which file or which server's database one names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 SQLITE_DRIVERS = ("sqlite", "sqlite+pysqlite")
+POSTGRES_DRIVERS = ("postgresql", "postgresql+psycopg")
+FORMS: Final = "sqlite:////absolute/path.sqlite or postgresql://user@host/database"
+"""What the URL of a catalog looks like, for messages."""
 # The usual URL is read here: SQLAlchemy, which reads all others, takes longer to import than a listing takes.
 _FILE: Final = re.compile(r"(?P<driver>sqlite(\+pysqlite)?):///(?P<path>[^?]+)")
+_SECRETS: Final = re.compile(r"([?&](?:password|sslpassword)=)[^&]*", re.IGNORECASE)
 
 
 def sqlite_url(path: Path) -> str:
@@ -27,7 +31,18 @@ def display(url: str) -> str:
     file = _FILE.fullmatch(url)
     if file is not None:
         return f"{file['driver']}:///{_quoted(unquote(file['path']))}"
+    if is_postgres(url):
+        return _without_secrets(url)
     return parse(url).render_as_string(hide_password=True)
+
+
+def _without_secrets(url: str) -> str:
+    driver, rest = url.split("://", 1)
+    # Up to the last @: a password that was not quoted must not be shown either.
+    login, at, place = rest.rpartition("@")
+    user, colon, _ = login.partition(":")
+    shown = f"{user}{':***' if colon else ''}{at}"
+    return f"{driver}://{shown}" + _SECRETS.sub(r"\1***", place)
 
 
 def parse(url: str) -> URL:
@@ -38,11 +53,20 @@ def parse(url: str) -> URL:
     try:
         return make_url(url)
     except ArgumentError as error:
-        raise InvalidInput(f"{url!r} is not a catalog URL: use sqlite:////absolute/path.sqlite") from error
+        raise InvalidInput(f"{url!r} is not a catalog URL: use {FORMS}") from error
 
 
 def is_sqlite(url: str) -> bool:
     return _FILE.fullmatch(url) is not None or parse(url).drivername in SQLITE_DRIVERS
+
+
+def is_postgres(url: str) -> bool:
+    return url.partition("://")[0] in POSTGRES_DRIVERS
+
+
+def postgres_uri(url: str) -> str:
+    """What libpq calls the database of a ``postgresql:`` URL."""
+    return f"postgresql://{url.split('://', 1)[1]}"
 
 
 def sqlite_path(url: str) -> Path:
@@ -61,7 +85,7 @@ def _parsed_path(url: str) -> str | None:
     if parsed.drivername not in SQLITE_DRIVERS:
         raise InvalidInput(
             f"the catalog {display(url)} needs the driver {parsed.drivername!r}, which this version of ckptfmt "
-            "does not have: use sqlite:////absolute/path.sqlite"
+            f"does not have: use {FORMS}"
         )
     if parsed.query and parsed.database:
         raise InvalidInput(f"{url!r}: a SQLite catalog takes no options ({', '.join(parsed.query)})")

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ckptfmt.catalog.database import Database, Sessions, database_of
 from ckptfmt.catalog.failures import translated
 from ckptfmt.catalog.filesystems import check_local, filesystem_type
 from ckptfmt.catalog.location import display, sqlite_path
 from ckptfmt.catalog.queries import identity
 from ckptfmt.catalog.reader import ReadOnlyCatalog
 from ckptfmt.catalog.revision import require_head, stored_revision
-from ckptfmt.catalog.sqlite import BUSY_SECONDS, SqliteSessions
 from ckptfmt.errors import NotFound
 
 if TYPE_CHECKING:
@@ -29,31 +29,32 @@ def open_catalog(
     display_url: str,
     mode: Literal["r", "w"],
     create: bool,
-    busy_seconds: float = BUSY_SECONDS,
+    busy_seconds: float | None = None,
     filesystem: Callable[[Path], str] = filesystem_type,
 ) -> Catalog:
     """Open the catalog at ``url`` for the repository with the uuid ``repository``.
 
-    ``mode="r"`` opens the database read-only and changes nothing. ``create`` (with ``mode="w"``) makes the database and
-    its schema where there is none, and registers the repository as being at ``display_url``. ``filesystem`` tells the
-    type of the file system that holds a SQLite file.
+    ``mode="r"`` opens the database read-only and changes nothing. ``create`` (with ``mode="w"``) makes the schema where
+    there is none (and a SQLite file; a server's database is its operator's to make), and registers the repository as
+    being at ``display_url``. ``busy_seconds`` is how long a call waits for others, or for a server that does not
+    answer. ``filesystem`` tells the type of the file system that holds a SQLite file.
 
     Raises ``NotFound`` where there is no database or it does not know the repository, ``CatalogError`` for a
     database of something else, an older or newer schema, or a file system that SQLite cannot trust, and
     ``InvalidInput`` for a URL that names no catalog.
     """
-    path = sqlite_path(url)
+    database = database_of(url)
     shown = display(url)
-    if mode == "w":
-        check_local(path, filesystem(path))
-    if not path.exists() and not (mode == "w" and create):
+    if mode == "w" and database.dialect == "sqlite":
+        check_local(sqlite_path(url), filesystem(sqlite_path(url)))
+    if not database.exists() and not (mode == "w" and create):
         raise NotFound(
             f"there is no catalog {shown}: check the URL, or create the repository by opening it for writing"
         )
-    sessions = SqliteSessions(path, mode="ro" if mode == "r" else "rw", busy_seconds=busy_seconds)
+    sessions = database.sessions(mode, wait_seconds=busy_seconds)
     with translated(shown):
         if mode == "w":
-            _prepare(sessions, url, create=create)
+            _prepare(database, sessions, url, create=create)
         known = _known(sessions, repository, shown)
         if known is None and mode == "w" and create:
             from ckptfmt.catalog.registration import register
@@ -73,19 +74,18 @@ def open_catalog(
     return SqlCatalog(sessions, url=shown, repository=repository, repository_id=known[0])
 
 
-def _known(sessions: SqliteSessions, repository: str, shown: str) -> tuple[int, str] | None:
+def _known(sessions: Sessions, repository: str, shown: str) -> tuple[int, str] | None:
     """Id and display URL of the repository, from a catalog whose schema is this library's."""
     with sessions.read() as snapshot:
         require_head(stored_revision(snapshot, shown), shown)
         return identity.repository(snapshot, repository)
 
 
-def _prepare(sessions: SqliteSessions, url: str, *, create: bool) -> None:
-    """Create the schema of an empty database, and settle the journal mode."""
+def _prepare(database: Database, sessions: Sessions, url: str, *, create: bool) -> None:
+    """Create the schema of an empty database, or put right what has to be before anything is written."""
     if create:
-        exists = sessions.path.exists()
         revision = None
-        if exists:
+        if database.exists():
             with sessions.read() as snapshot:
                 revision = stored_revision(snapshot, display(url))
         if revision is None:
@@ -93,4 +93,4 @@ def _prepare(sessions: SqliteSessions, url: str, *, create: bool) -> None:
 
             create_schema(url)
             return
-    sessions.choose_journal()
+    database.settle()

@@ -2,70 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ckptfmt.catalog.transaction import Transaction
 from ckptfmt.errors import Conflict, InvalidInput
 from ckptfmt.ports.records import GenerationRecord, PackRecord, RunRecord
 
-_KNOWN = """
-SELECT id, nbytes, header_digest FROM packs
-WHERE repository_id = :repository AND generation_key = :key AND name = :name
-"""
+_OWN = "SELECT name, id, nbytes, header_digest FROM packs WHERE repository_id = :repository AND generation_key = :key"
 _COMMITTED_USER = """
 SELECT g.id FROM generations AS g JOIN generation_packs AS u ON u.generation_id = g.id
 WHERE u.pack_id = :pack AND g.run_id = :run AND g.state = 'committed' LIMIT 1
 """
 
 
+class _Known(NamedTuple):
+    """A pack's row."""
+
+    id: int
+    nbytes: int
+    header_digest: str
+
+
 def refer(tx: Transaction, run: RunRecord, generation: GenerationRecord, records: Sequence[PackRecord]) -> None:
-    """Record the packs of a generation, under the lock of its run.
+    """Record the packs of a generation, under the lock of its run: thousands in a few statements.
 
     A pack of another generation must be in use by a committed one of the same run: its lock then proves that
     gc cannot be deleting the pack now.
     """
     if len({(pack.generation_key, pack.name) for pack in records}) != len(records):
         raise InvalidInput(f"generation {generation.id} names a pack twice")
+    known: dict[str, Mapping[str, _Known]] = {}
+    for key in {pack.generation_key for pack in records}:
+        if key != generation.key:
+            known[key] = _of_generation(tx, key)
     for pack in records:
-        found = tx.session.rows(_KNOWN, repository=tx.repository_id, key=pack.generation_key, name=pack.name)
-        known_id, *facts = found[0] if found else (None, pack.nbytes, pack.header_digest)
-        if facts != [pack.nbytes, pack.header_digest]:
-            raise Conflict(
-                f"pack {pack.name} of generation {pack.generation_key} is recorded with {facts[0]} bytes and "
-                f"header digest {facts[1]}, not {pack.nbytes} and {pack.header_digest}: packs never change"
-            )
         if pack.generation_key != generation.key:
-            _require_committed_user(tx, run, generation, pack, known_id)
-        pack_id = known_id if known_id is not None else _insert(tx, pack)
-        tx.insert_if_absent("generation_packs", generation_id=generation.id, pack_id=pack_id)
+            standing = known[pack.generation_key].get(pack.name)
+            _require_same(pack, standing)
+            _require_committed_user(tx, run, generation, pack, standing)
+    known[generation.key] = _inserted(tx, generation.key, records)
+    for pack in records:
+        _require_same(pack, known[pack.generation_key][pack.name])
+    _insert_uses(tx, generation, [known[pack.generation_key][pack.name].id for pack in records])
 
 
 def restore(tx: Transaction, generation: GenerationRecord, records: Sequence[PackRecord]) -> None:
     """Record the packs of a generation that storage proves: what the manifest names is what there is."""
-    for pack in records:
-        found = tx.session.rows(_KNOWN, repository=tx.repository_id, key=pack.generation_key, name=pack.name)
-        pack_id = found[0][0] if found else _insert(tx, pack)
-        tx.insert_if_absent("generation_packs", generation_id=generation.id, pack_id=pack_id)
+    keys = {pack.generation_key for pack in records}
+    known = {key: _inserted(tx, key, records) for key in sorted(keys)}
+    _insert_uses(tx, generation, [known[pack.generation_key][pack.name].id for pack in records])
+
+
+def _of_generation(tx: Transaction, key: str) -> dict[str, _Known]:
+    """The packs in the folder of a generation, by name."""
+    return {name: _Known(*facts) for name, *facts in tx.session.rows(_OWN, repository=tx.repository_id, key=key)}
+
+
+def _inserted(tx: Transaction, key: str, records: Sequence[PackRecord]) -> dict[str, _Known]:
+    """Those of the packs that lie in the folder of ``key``, inserted where there was no row."""
+    rows = [
+        {
+            "repository_id": tx.repository_id,
+            "generation_key": key,
+            "name": pack.name,
+            "rank": pack.rank,
+            "nbytes": pack.nbytes,
+            "header_digest": pack.header_digest,
+        }
+        for pack in records
+        if pack.generation_key == key
+    ]
+    if not rows:
+        return {}
+    tx.session.insert_rows("packs", rows, if_absent=True)
+    return _of_generation(tx, key)
+
+
+def _insert_uses(tx: Transaction, generation: GenerationRecord, pack_ids: Sequence[int]) -> None:
+    rows = [{"generation_id": generation.id, "pack_id": id} for id in pack_ids]
+    tx.session.insert_rows("generation_packs", rows, if_absent=True)
+
+
+def _require_same(pack: PackRecord, known: _Known | None) -> None:
+    if known is not None and (known.nbytes, known.header_digest) != (pack.nbytes, pack.header_digest):
+        raise Conflict(
+            f"pack {pack.name} of generation {pack.generation_key} is recorded with {known.nbytes} bytes and "
+            f"header digest {known.header_digest}, not {pack.nbytes} and {pack.header_digest}: packs never change"
+        )
 
 
 def _require_committed_user(
-    tx: Transaction, run: RunRecord, generation: GenerationRecord, pack: PackRecord, pack_id: int | None
+    tx: Transaction, run: RunRecord, generation: GenerationRecord, pack: PackRecord, known: _Known | None
 ) -> None:
-    if pack_id is not None and tx.session.rows(_COMMITTED_USER, pack=pack_id, run=run.id):
+    if known is not None and tx.session.rows(_COMMITTED_USER, pack=known.id, run=run.id):
         return
     raise Conflict(
         f"generation {generation.id} refers to pack {pack.name} of generation {pack.generation_key}, which no "
         "committed generation of its run holds any more: write the bytes again"
-    )
-
-
-def _insert(tx: Transaction, pack: PackRecord) -> int:
-    return tx.insert_new(
-        "packs",
-        repository_id=tx.repository_id,
-        generation_key=pack.generation_key,
-        name=pack.name,
-        rank=pack.rank,
-        nbytes=pack.nbytes,
-        header_digest=pack.header_digest,
     )

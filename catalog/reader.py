@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
+from ckptfmt.catalog.database import Sessions
 from ckptfmt.catalog.failures import translated
 from ckptfmt.catalog.queries import events, generations, identity, launches, messages, packs, runs, views
 from ckptfmt.catalog.snapshot import Snapshot
@@ -21,18 +22,6 @@ from ckptfmt.ports.records import (
     RankRecord,
     RunRecord,
 )
-
-
-class Sessions(Protocol):
-    """Where transactions come from: one implementation per database."""
-
-    def read(self) -> Any:
-        """Context manager of a ``Snapshot``."""
-
-    def write(self) -> Any:
-        """Context manager of a ``Session`` whose changes are committed at its end."""
-
-    def close(self) -> None: ...
 
 
 class CatalogReader:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ckptfmt.catalog.queries import identity
 from ckptfmt.catalog.snapshot import Session
+
+# Two processes may open a new repository at once: neither may fail.
+_ADD = "INSERT INTO repositories (uuid, url, created_at) VALUES (:uuid, :url, {now}) ON CONFLICT DO NOTHING"
+_MOVE = "UPDATE repositories SET url = :url WHERE uuid = :uuid AND url <> :url"
 
 
 def register(session: Session, repository: str, display_url: str) -> None:
     """Add the repository, or note where it has moved to: the URL is for display only."""
-    if identity.repository(session, repository) is None:
-        statement = "INSERT INTO repositories (uuid, url, created_at) VALUES (:uuid, :url, {now})"
-    else:
-        statement = "UPDATE repositories SET url = :url WHERE uuid = :uuid"
-    session.execute(statement, uuid=repository, url=display_url)
+    if not session.execute(_ADD, uuid=repository, url=display_url):
+        session.execute(_MOVE, uuid=repository, url=display_url)

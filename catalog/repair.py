@@ -1,26 +1,19 @@
-"""What a rebuild does to the database file itself: judge it, keep it aside, and be alone with it."""
+"""What a rebuild does to the database itself: judge it, keep it aside, and be alone with it."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
+from ckptfmt.catalog.database import database_of
 from ckptfmt.catalog.failures import translated
-from ckptfmt.catalog.location import display, sqlite_path
+from ckptfmt.catalog.location import display
 from ckptfmt.catalog.queries import identity
 from ckptfmt.catalog.revision import require_head, stored_revision
-from ckptfmt.catalog.sqlite import SqliteSessions
-from ckptfmt.catalog.upgrade import examine, sync_folder
-from ckptfmt.errors import CatalogError, Conflict
+from ckptfmt.catalog.upgrade import examine
+from ckptfmt.errors import CatalogError
 from ckptfmt.ports.catalog import DAMAGED
-
-_SIDECARS: Final = ("", "-journal", "-wal", "-shm")
-"""What SQLite keeps beside a database. A journal that is left behind would be rolled back into the next one."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +25,17 @@ class Condition:
 
 
 def condition(url: str) -> Condition:
-    """Look at a catalog's file. Only what is broken, missing or changed of ours is damage.
+    """Look at a catalog's database. Only what is broken, missing or changed of ours is damage.
 
     Raises ``CatalogError`` for a database of something else, or of another schema, and where nothing is established:
-    it is locked, the disk fails, or it may not be read.
+    it is locked, the disk fails, the server does not answer, or it may not be read.
     """
-    path = sqlite_path(url)
-    if not path.exists():
+    database = database_of(url)
+    if not database.exists():
         return Condition("absent")
     shown = display(url)
     try:
-        with translated(shown), SqliteSessions(path, mode="ro").read() as snapshot:
+        with translated(shown), database.sessions("r").read() as snapshot:
             revision = stored_revision(snapshot, shown)
             if revision is None:
                 return Condition("empty", "it holds nothing")
@@ -58,60 +51,22 @@ def condition(url: str) -> Condition:
 
 def other_repositories(url: str, repository: str) -> list[str]:
     """URLs of the other repositories that a sound catalog serves."""
-    with translated(display(url)), SqliteSessions(sqlite_path(url), mode="ro").read() as snapshot:
+    with translated(display(url)), database_of(url).sessions("r").read() as snapshot:
         return identity.other_repositories(snapshot, repository)
 
 
-def set_aside(url: str) -> Path | None:
-    """Give the database, with what SQLite keeps beside it, another name in its folder; None if there was none.
+def set_aside(url: str) -> str | None:
+    """Keep a database that is not sound under another name, and leave its place empty; None if there was none.
 
-    Nothing is opened, and nothing is deleted.
+    ``CatalogError`` for a damaged one of a server: nothing is moved there that an operator has not looked at.
     """
-    path = sqlite_path(url)
-    number = 1
-    while any(_sidecar(_aside(path, number), end).exists() for end in _SIDECARS):
-        number += 1
-    target = _aside(path, number)
-    moved = False
-    for end in _SIDECARS:  # the database first: without it a journal does nothing
-        source = _sidecar(path, end)
-        if source.is_symlink() or source.exists():
-            os.rename(source, _sidecar(target, end))
-            moved = True
-    if moved:
-        sync_folder(path.parent)
-    return target if moved else None
+    with translated(display(url)):
+        return database_of(url).set_aside()
 
 
-def _aside(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.aside-{number}")
-
-
-def _sidecar(path: Path, end: str) -> Path:
-    return path.with_name(f"{path.name}{end}")
-
-
-@contextmanager
-def exclusive(url: str) -> Iterator[None]:
-    """Be the only one on this host that rebuilds the catalog at ``url``. The kernel lets go when the process ends.
+def exclusive(url: str) -> AbstractContextManager[None]:
+    """Be the only one that rebuilds the catalog at ``url``. Who dies lets go.
 
     ``Conflict`` of the kind ``rebuild_running`` while somebody else is at it.
     """
-    folder = sqlite_path(url).parent
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CatalogError(
-            f"the folder of the catalog {display(url)} cannot be opened ({error.strerror}): create {folder}"
-        ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Conflict(
-                f"another process is rebuilding the catalog {display(url)} now: wait for it and look at its result",
-                kind="rebuild_running",
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)
+    return database_of(url).exclusive()

@@ -30,7 +30,7 @@ _TOKEN = "restored:"
 
 def restore(tx: Transaction, plan: Restoration) -> list[RestoredRow]:
     """See the port."""
-    found = identity.identity(tx.session)
+    found = identity.locked(tx.session)
     if found != plan.expected:
         raise Conflict(
             f"the catalog {tx.url} is {found.uuid} (epoch {found.epoch}) now, no longer {plan.expected.uuid} (epoch "

@@ -14,27 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from ckptfmt.catalog.database import Database, Problem, database_of
 from ckptfmt.catalog.failures import translated
-from ckptfmt.catalog.location import display, is_sqlite, sqlite_path
+from ckptfmt.catalog.location import display, is_postgres, sqlite_path
 from ckptfmt.catalog.revision import HEAD, VERSION_TABLE, require_head, stored_revision
-from ckptfmt.catalog.snapshot import Snapshot, SqliteSession
-from ckptfmt.catalog.sqlite import SqliteSessions
-from ckptfmt.catalog.triggers import trigger_sql
-from ckptfmt.catalog.view_sql import view_sql
 from ckptfmt.errors import CatalogError, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing in a database that is not as this library expects it."""
-
-    text: str
-    foreign: bool = False
-    """Somebody's own object beside ours: nothing is damaged by it."""
 
 
 @dataclass(frozen=True)
@@ -48,36 +36,28 @@ class CatalogCheck:
 
 def current(url: str) -> str | None:
     """Return the schema revision of the database, None if it has no schema yet."""
-    sessions = _existing(url, "ro")
+    sessions = _existing(url).sessions("r")
     with translated(display(url)), sessions.read() as snapshot:
         return stored_revision(snapshot, display(url))
 
 
 def upgrade(url: str) -> str:
     """Bring an existing catalog to the revision of this library, in one transaction; return the revision."""
-    _existing(url, "rw")
+    _existing(url)
     create_schema(url)
     return HEAD
 
 
 def create_schema(url: str) -> None:
-    """Migrate the database, made if absent, under a lock: of several processes one works and the others wait."""
+    """Migrate the database under a lock: of several processes one works and the others wait. A file is made if
+    absent."""
     shown = display(url)
-    path = sqlite_path(url)
-    if not path.parent.is_dir():
-        raise CatalogError(f"the folder of the catalog {shown} does not exist: create {path.parent}")
-    from ckptfmt.catalog.sqlite_engine import driver_connection
-
-    sessions = SqliteSessions(path, mode="rwc")
-    with translated(shown):
-        sessions.choose_journal()
-        with sessions.alembic(write=True) as connection:
-            revision = stored_revision(SqliteSession(driver_connection(connection)), shown)
-            if revision is not None and revision >= HEAD:
-                require_head(revision, shown)
-                return
+    with translated(shown), database_of(url).migrating() as (connection, snapshot):
+        revision = stored_revision(snapshot, shown)
+        if revision is not None and revision >= HEAD:
+            require_head(revision, shown)
+        else:
             _migrate(connection)
-    sync_folder(path.parent)
 
 
 def check(url: str) -> CatalogCheck:
@@ -97,15 +77,13 @@ def examine(url: str) -> Iterator[Problem]:
     """Compare the database with what this library expects, one problem after the other. ``CatalogError`` where it
     cannot be read, or is of another schema."""
     shown = display(url)
-    sessions = _existing(url, "ro")
-    with translated(shown), sessions.read() as snapshot:
+    database = _existing(url)
+    with translated(shown), database.sessions("r").read() as snapshot:
         require_head(stored_revision(snapshot, shown), shown)
-        yield from _integrity(snapshot)
-        yield from _objects(snapshot, "trigger", trigger_sql("sqlite"))
-        yield from _objects(snapshot, "view", view_sql("sqlite"))
+        yield from database.examine(snapshot)
         for name in sorted(set(snapshot.table_names()) - _tables() - {VERSION_TABLE}):
             yield Problem(f"the table {name} is none of ckptfmt's; drop it", foreign=True)
-        yield from _drift(sessions)
+        yield from _drift(database)
 
 
 def backup(url: str, target: str | Path) -> Path:
@@ -113,9 +91,9 @@ def backup(url: str, target: str | Path) -> Path:
 
     The copy is checked and durable when this returns. Raises ``InvalidInput`` if ``target`` exists.
     """
-    if not is_sqlite(url):
+    if is_postgres(url):
         raise InvalidInput(f"the catalog {display(url)} is not a file: back it up with pg_dump")
-    path = _existing(url, "ro").path
+    _existing(url)
     target = Path(target).absolute()
     if target.exists():
         raise InvalidInput(f"the backup {target} exists: name a new file")
@@ -123,7 +101,7 @@ def backup(url: str, target: str | Path) -> Path:
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         with translated(display(url)):
-            _copy(path, partial)
+            _copy(sqlite_path(url), partial)
         os.link(partial, target)
     except FileExistsError:
         raise InvalidInput(f"the backup {target} exists: name a new file") from None
@@ -131,7 +109,7 @@ def backup(url: str, target: str | Path) -> Path:
         raise CatalogError(f"the backup {target} could not be written ({error.strerror}): check its folder") from error
     finally:
         partial.unlink(missing_ok=True)
-    sync_folder(target.parent)
+    _sync(target.parent)
     return target
 
 
@@ -156,32 +134,11 @@ def _migrate(connection: Connection) -> None:
     command.upgrade(alembic_config(connection), "head")
 
 
-def _existing(url: str, mode: Any) -> SqliteSessions:
-    path = sqlite_path(url)
-    if not path.exists():
+def _existing(url: str) -> Database:
+    database = database_of(url)
+    if not database.exists():
         raise NotFound(f"there is no catalog {display(url)}: check the URL")
-    return SqliteSessions(path, mode=mode)
-
-
-def _integrity(snapshot: Snapshot) -> Iterator[Problem]:
-    for (line,) in snapshot.rows("PRAGMA integrity_check"):
-        if line != "ok":
-            yield Problem(f"damage: {line}; rebuild it from storage with `ckptfmt db rebuild`")
-    for table in sorted(_tables() & set(snapshot.table_names())):
-        for _, row, parent, _ in snapshot.rows(f"PRAGMA foreign_key_check({table})"):
-            yield Problem(f"row {row} of table {table} refers to a missing row of {parent}; restore a backup")
-
-
-def _objects(snapshot: Snapshot, kind: str, wanted: dict[str, str]) -> Iterator[Problem]:
-    found: dict[str, str] = dict(snapshot.rows("SELECT name, sql FROM sqlite_master WHERE type = :kind", kind=kind))
-    for name in wanted:
-        if name not in found:
-            yield Problem(f"the {kind} {name} is missing; restore a backup")
-    for name, sql in found.items():
-        if name not in wanted:
-            yield Problem(f"the {kind} {name} is none of ckptfmt's; drop it", foreign=True)
-        elif sql != wanted[name]:
-            yield Problem(f"the {kind} {name} was changed; restore a backup")
+    return database
 
 
 def _tables() -> Set[str]:
@@ -190,7 +147,7 @@ def _tables() -> Set[str]:
     return metadata.tables.keys()
 
 
-def _drift(sessions: SqliteSessions) -> Iterator[Problem]:
+def _drift(database: Database) -> Iterator[Problem]:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
     from sqlalchemy.exc import NoSuchTableError
@@ -203,14 +160,14 @@ def _drift(sessions: SqliteSessions) -> Iterator[Problem]:
         "compare_server_default": True,
         "include_name": lambda name, kind, _: kind != "table" or name in metadata.tables,
     }
-    with sessions.alembic(write=False) as connection:
+    with database.inspecting() as connection:
         try:
             changes = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
         except NoSuchTableError as error:  # one to which another one refers
             yield Problem(f"the schema drifted: the table {error} is missing; restore a backup")
             return
     for change in changes:
-        if not _is_identity(change):
+        if database.dialect != "sqlite" or not _is_identity(change):
             yield Problem(f"the schema drifted: {change}; restore a backup", foreign=_is_added(change))
 
 
@@ -239,17 +196,13 @@ def _copy(source: Path, target: Path) -> None:
         (result,) = new.execute("PRAGMA integrity_check").fetchone()
         if result != "ok":
             raise CatalogError(f"the backup of {source} is damaged ({result}): run `ckptfmt db check`")
-    _sync_file(target)
+    _sync(target)
 
 
-def _sync_file(path: Path) -> None:
+def _sync(path: Path) -> None:
+    """Make a file's bytes, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in the folder durable."""
-    _sync_file(folder)

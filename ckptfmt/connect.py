@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.site import Site
     from ckptfmt.ports.backend import Backend
     from ckptfmt.ports.catalog import Catalog
+    from ckptfmt.ports.coordination import Board
 
 log = logging.getLogger("ckptfmt")
 
@@ -113,8 +114,9 @@ def catalog_url(backend: Backend, claim: verdict.CatalogClaim | None, given: str
             return None
         raise InvalidInput(
             f"{backend.url} is not on a local file system, so it has no embedded catalog; name one, with\n"
-            "  ckptfmt.open(url, catalog='sqlite:////local/path/catalog.sqlite')   # one host\n"
-            f"  export {CATALOG_VARIABLE}=sqlite:////local/path/catalog.sqlite"
+            "  ckptfmt.open(url, catalog='postgresql://user@host/database')\n"
+            f"  export {CATALOG_VARIABLE}=postgresql://user@host/database\n"
+            "or, for one host, a file: sqlite:////local/path/catalog.sqlite"
         )
     if claim is not None and claim.location == "external":
         if mode == "r":
@@ -158,11 +160,7 @@ def _open_catalog(
     url: str, marker: verdict.Marker, backend: Backend, claim: verdict.CatalogClaim | None, mode: Mode
 ) -> Catalog:
     """Open the catalog; a root that some catalog governs already never gets a second one."""
-    scheme = url.partition(":")[0].partition("+")[0]
-    if scheme != "sqlite":
-        raise InvalidInput(
-            f"catalog {scheme}://...: this version keeps its catalog in SQLite (sqlite:////path/catalog.sqlite)"
-        )
+    from ckptfmt.catalog.location import display
     from ckptfmt.catalog.open import open_catalog
 
     create = mode == "w" and claim is None
@@ -172,8 +170,8 @@ def _open_catalog(
         if claim is None:
             raise
         raise Conflict(
-            f"{backend.url} is governed by catalog {claim.catalog} (epoch {claim.epoch}), and {url} is not that one: "
-            f'{error}; pass the catalog that governs it, or read what storage proves with mode="r", catalog="none". If '
+            f"{backend.url} is governed by catalog {claim.catalog} (epoch {claim.epoch}), and {display(url)} is not that "
+            f'one: {error}; pass the catalog that governs it, or read what storage proves with mode="r", catalog="none". If '
             "that catalog is lost: `ckptfmt db rebuild`; if this root is a copy of another: `ckptfmt db adopt`",
             kind="catalog_stranger",
         ) from error
@@ -324,3 +322,13 @@ def _families(*, torch: bool) -> Families:
     from ckptfmt.torch.family import TorchFamily
 
     return Families([TorchFamily()])
+
+
+# -- other ranks --------------------------------------------------------------------------------------
+def store_board(prefix: str, *, world_size: int) -> Board | None:
+    """A message board in the store of torch.distributed, where it is initialised with that world size."""
+    if "torch.distributed" not in sys.modules:
+        return None
+    from ckptfmt.torch.store import default_board
+
+    return default_board(prefix, world_size=world_size)

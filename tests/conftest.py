@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from postgres_rig import PostgresServer
 
 _TOLD = pytest.StashKey[dict[str, list[str]]]()
 
@@ -59,3 +63,26 @@ def quick() -> Iterator[None]:
 
     with quick_catalogs():
         yield
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server for tests that leave it running. It does not wait for its disk."""
+    from postgres_rig import postgres_server
+
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: PostgresServer) -> str:
+    """A database of that server with the schema and nothing else, for ``new_database`` to copy."""
+    from postgres_rig import migrated_database
+
+    return migrated_database(postgres)
+
+
+@pytest.fixture
+def postgres_catalog(postgres: PostgresServer, postgres_template: str) -> str:
+    """The URL of a catalog with its schema and nothing else, on that server, for this test alone."""
+    return postgres.url(postgres.new_database(postgres_template))

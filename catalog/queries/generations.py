@@ -150,7 +150,8 @@ SELECT t.generation_id, t.name FROM tags AS t JOIN runs AS r ON r.id = t.run_id 
     if run is not None:
         query += " AND r.name = :run"
     names: dict[int, tuple[str, ...]] = {}
-    for generation_id, name in snapshot.rows(f"{query} ORDER BY t.name", repository=repository_id, run=run):
+    # Sorted here, for databases differ in how they sort text.
+    for generation_id, name in sorted(snapshot.rows(query, repository=repository_id, run=run)):
         names[generation_id] = (*names.get(generation_id, ()), name)
     return names
 
@@ -161,9 +162,9 @@ def _one(snapshot: Snapshot, query: str, **values: Any) -> GenerationRecord | No
         return None
     (row,) = rows
     tags = snapshot.rows(
-        "SELECT name FROM tags WHERE generation_id = :generation ORDER BY name", generation=row[_NAMES.index("id")]
+        "SELECT name FROM tags WHERE generation_id = :generation", generation=row[_NAMES.index("id")]
     )
-    return _record(row, tuple(name for (name,) in tags))
+    return _record(row, tuple(sorted(name for (name,) in tags)))
 
 
 def _records(rows: Iterable[Row], tags: dict[int, tuple[str, ...]]) -> list[GenerationRecord]:

@@ -5,14 +5,25 @@ from __future__ import annotations
 from datetime import datetime
 
 from ckptfmt.catalog.clock import moment
-from ckptfmt.catalog.snapshot import Snapshot
+from ckptfmt.catalog.snapshot import Row, Session, Snapshot
 from ckptfmt.errors import CatalogError
 from ckptfmt.ports.catalog import DAMAGED
 from ckptfmt.ports.records import CatalogIdentity
 
 
+_IDENTITY = "SELECT uuid, epoch FROM catalog_meta"
+
+
 def identity(snapshot: Snapshot) -> CatalogIdentity:
-    found = snapshot.rows("SELECT uuid, epoch FROM catalog_meta")
+    return _identity(snapshot.rows(_IDENTITY))
+
+
+def locked(session: Session) -> CatalogIdentity:
+    """The identity, its row locked until the transaction ends."""
+    return _identity(session.rows(f"{_IDENTITY}{{locked}}"))
+
+
+def _identity(found: list[Row]) -> CatalogIdentity:
     if len(found) != 1:
         raise CatalogError(
             "the catalog does not say who it is (table catalog_meta): run `ckptfmt db check`", kind=DAMAGED

@@ -12,8 +12,9 @@ FROM runs WHERE repository_id = :repository"""
 
 
 def every(snapshot: Snapshot, repository_id: int) -> list[RunRecord]:
-    """All runs of the repository, by name."""
-    return [_record(row) for row in snapshot.rows(f"{_ALL} ORDER BY name", repository=repository_id)]
+    """All runs of the repository, by name: sorted here, for databases differ in how they sort text."""
+    found = [_record(row) for row in snapshot.rows(_ALL, repository=repository_id)]
+    return sorted(found, key=lambda run: run.name)
 
 
 def locked(snapshot: Snapshot, repository_id: int, run_id: int) -> RunRecord | None:

@@ -31,7 +31,7 @@ def configure(parser: ArgumentParser) -> None:
     for name, help_text in _VERBS.items():
         verb = verbs.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
         metavar, place = _PLACES.get(
-            name, ("URL", "a repository with an embedded catalog, or a catalog: sqlite:////path")
+            name, ("URL", "a repository with an embedded catalog, or a catalog: sqlite:////path or postgresql://...")
         )
         verb.add_argument("url", metavar=metavar, help=place)
         if name == "backup":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from ckptfmt import connect
 from ckptfmt.catalog import repair
-from ckptfmt.catalog.location import display, sqlite_path
+from ckptfmt.catalog.database import database_of
+from ckptfmt.catalog.location import display
 from ckptfmt.catalog.open import open_catalog
 from ckptfmt.engine import governing
 from ckptfmt.engine.keep.rebuild import Order, rebuild
@@ -74,7 +74,7 @@ def _database(backend: Backend, claims: governing.Claims, given: str | None, how
             f'{backend.url}: "none" is no catalog that could be rebuilt; name a database, or none at all'
         )
     if given is not None:
-        sqlite_path(given)  # a URL that names no file is refused before anything is done
+        database_of(given)  # a URL that names no database is refused before anything is done
         return given
     claim = claims.governing
     if not backend.traits.local or (how != "adopt" and claim is not None and claim.location == "external"):
@@ -105,7 +105,7 @@ def _repair(target: _Target) -> RebuildReport:
         sql.close()
 
 
-def _run(target: _Target, sql: Catalog, aside: Path | None) -> RebuildReport:
+def _run(target: _Target, sql: Catalog, aside: str | None) -> RebuildReport:
     knows = bool(sql.runs())
     copied = target.how == "adopt" and knows
     order = Order(
@@ -113,7 +113,7 @@ def _run(target: _Target, sql: Catalog, aside: Path | None) -> RebuildReport:
         location="embedded" if target.embedded else "external",
         claims=target.claims,
         new_identity=copied,
-        set_aside=None if aside is None else aside.name,
+        set_aside=aside,
         require_idle=not copied,
         blank=not knows,
     )
@@ -125,8 +125,8 @@ def _check_alone(target: _Target) -> None:
     others = repair.other_repositories(target.url, target.repository)
     if others and target.how != "merge":
         raise InvalidInput(
-            f"the catalog {display(target.url)} serves other repositories ({', '.join(others[:3])}): name a new file "
-            "for this one, --catalog sqlite:////path/catalog.sqlite"
+            f"the catalog {display(target.url)} serves other repositories ({', '.join(others[:3])}): name a new "
+            "database for this one, --catalog URL"
         )
 
 
@@ -154,7 +154,7 @@ def _check_usable(target: _Target, sql: Catalog) -> None:
     if not target.embedded:
         raise Conflict(
             f"the catalog {sql.url} serves this repository at {sql.root_url()}: give the copy one of its own, by "
-            "leaving out --catalog or with the URL of a new file",
+            "leaving out --catalog or with the URL of a new database",
             kind="copied_root",
         )
     if sql.root_url() != target.root and connect.is_same_catalog_file(sql.root_url(), target.backend):

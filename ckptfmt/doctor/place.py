@@ -38,7 +38,10 @@ def file_system(folder: Path) -> Finding:
         consequence = "local: the catalog lies beside the data, in catalog.sqlite"
         return Finding("file system", "good", kind, consequence, None, facts)
     consequence = "not known to be local: SQLite's locks cannot be trusted, so the catalog may not lie here"
-    fix = "name a catalog on a local disk: export CKPTFMT_CATALOG=sqlite:////local/path/catalog.sqlite (one host)"
+    fix = (
+        "name a catalog elsewhere: export CKPTFMT_CATALOG=postgresql://user@host/database, or for one host "
+        "sqlite:////local/path/catalog.sqlite"
+    )
     return Finding("file system", "slow", kind, consequence, fix, facts)
 
 

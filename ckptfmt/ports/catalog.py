@@ -265,7 +265,8 @@ class Catalog(Protocol):
     def tagged(self, run: str, tag: str) -> GenerationRecord | None: ...
 
     def open_reader(self, generation_id: int, *, host: str, pid: int, ttl_seconds: float) -> int:
-        """Register a live reader of a committed generation and return the reader's id.
+        """Register a live reader of a committed generation and return the reader's id. Each call makes one: a reader
+        whose answer was lost lapses by itself.
 
         The same transaction checks that it is committed still: ``NotCommitted`` otherwise.
         """
@@ -278,7 +279,10 @@ class Catalog(Protocol):
         """Oldest first."""
 
     def note(self, run: str, *, generation_id: int | None, kind: str, detail: Mapping[str, Any]) -> None:
-        """Append an event that is no state change, e.g. a restore that fell back."""
+        """Append an event that is no state change, e.g. a restore that fell back.
+
+        What this process has noted just now, as the run's newest event, is taken for a repeated call.
+        """
 
     def view(self, name: str, *, run: str | None = None) -> list[dict[str, Any]]:
         """Rows of a documented view (``spec/catalog.md``)."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +17,9 @@ from ckptfmt.catalog.clock import to_text
 from ckptfmt.catalog.open import open_catalog
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.testing.catalogs import OTHER_REPOSITORY, REPOSITORY, MakeCatalog, RawSql
+
+if TYPE_CHECKING:
+    from postgres_rig import PostgresServer
 
 
 @pytest.fixture(scope="session")
@@ -60,5 +64,47 @@ def raw(database: Path) -> RawSql:
         values = {key: to_text(v) if isinstance(v, datetime) else v for key, v in parameters.items()}
         with closing(sqlite3.connect(database)) as connection, connection:
             return connection.execute(sql, values).fetchall()
+
+    return run
+
+
+# -- PostgreSQL: a module of tests puts these in the place of those above ---------------------------------
+@pytest.fixture(scope="session")
+def pg_template(postgres: PostgresServer) -> str:
+    """A database whose catalog knows both repositories."""
+    name = postgres.new_database()
+    for uuid in (REPOSITORY, OTHER_REPOSITORY):
+        url = postgres.url(name)
+        open_catalog(url, repository=uuid, display_url="/ckpts", mode="w", create=True).close()
+    return name
+
+
+@pytest.fixture
+def pg_database(postgres: PostgresServer, pg_template: str) -> Iterator[str]:
+    """This test's own copy of it, by name."""
+    name = postgres.new_database(pg_template)
+    yield name
+    postgres.run(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def pg_url(postgres: PostgresServer, pg_database: str) -> str:
+    return postgres.url(pg_database)
+
+
+@pytest.fixture
+def pg_make_catalog(pg_url: str) -> MakeCatalog:
+    def make(*, repository: str = REPOSITORY, mode: str = "w") -> Catalog:
+        return open_catalog(
+            pg_url, repository=repository, display_url="/ckpts", mode="r" if mode == "r" else "w", create=False
+        )
+
+    return make
+
+
+@pytest.fixture
+def pg_raw(postgres: PostgresServer, pg_database: str) -> RawSql:
+    def run(sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        return postgres.run(re.sub(r"(?<!:):(\w+)", r"%(\1)s", sql), database=pg_database, **parameters)
 
     return run

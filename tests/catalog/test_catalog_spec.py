@@ -58,7 +58,7 @@ def test_every_column_of_a_view_is_told(view: str, database: Path) -> None:
 
 @pytest.mark.parametrize("view", sorted(VIEWS))
 def test_view_columns_have_the_kind_they_say(view: str, database: Path, make_catalog: MakeCatalog) -> None:
-    _history(make_catalog)
+    history(make_catalog)
     types = {"text": str, "integer": int, "real": (int, float), "time": str}
     with closing(sqlite3.connect(database)) as connection:
         rows = connection.execute(f"SELECT * FROM {view}").fetchall()
@@ -71,7 +71,7 @@ def test_view_columns_have_the_kind_they_say(view: str, database: Path, make_cat
 
 
 def test_the_dashboard_queries_run_on_plain_sqlite(database: Path, make_catalog: MakeCatalog) -> None:
-    _history(make_catalog)
+    history(make_catalog)
     assert len(QUERIES) == 7
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         answers = [connection.execute(query).fetchall() for query in QUERIES]
@@ -85,7 +85,7 @@ def test_the_dashboard_queries_run_on_plain_sqlite(database: Path, make_catalog:
     assert [row[2] for row in events] == ["begin", "durable", "commit", "prove", "retire"]
 
 
-def _history(make_catalog: MakeCatalog) -> None:
+def history(make_catalog: MakeCatalog) -> None:
     """A committed, a retired, an aborted and an open generation, and a run that never saved."""
     catalog = make_catalog()
     job = Job.start(catalog)

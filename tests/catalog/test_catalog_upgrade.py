@@ -14,7 +14,8 @@ from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
-from ckptfmt.catalog import repair, upgrade
+from ckptfmt.catalog import repair, sqlite_database, upgrade
+from ckptfmt.catalog.database import database_of
 from ckptfmt.catalog.open import open_catalog
 from ckptfmt.catalog.revision import HEAD
 from ckptfmt.catalog.schema import metadata
@@ -252,13 +253,28 @@ def test_what_passes_while_a_database_is_examined_is_no_damage(
 ) -> None:
     """The first look finds it sound; then another process locks it, or the disk fails."""
 
-    def fail(snapshot: object) -> list[upgrade.Problem]:
+    def fail(snapshot: object) -> list[object]:
         error = sqlite3.OperationalError("refused")
         error.sqlite_errorcode = code
         raise error
 
-    monkeypatch.setattr(upgrade, "_integrity", fail)
+    monkeypatch.setattr(sqlite_database, "_integrity", fail)
     with pytest.raises(CatalogError) as caught:
         repair.condition(url)
     assert (caught.value.kind, caught.value.transient) == (kind, True)
     assert upgrade.check(url).problems == (str(caught.value),)
+
+
+# -- from one revision to the next ------------------------------------------------------------------------
+def test_a_catalog_of_the_first_revision_is_upgraded(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/catalog.sqlite"
+    with database_of(url).migrating() as (connection, _):
+        command.upgrade(upgrade.alembic_config(connection), "0001")
+    assert upgrade.current(url) == "0001"
+    with pytest.raises(CatalogError, match="db upgrade") as caught:
+        open_catalog(url, repository=REPOSITORY, display_url="/c", mode="w", create=True)
+    assert caught.value.kind == "catalog_older"
+    assert upgrade.upgrade(url) == HEAD
+    catalog = open_catalog(url, repository=REPOSITORY, display_url="/c", mode="w", create=True)
+    assert Job.start(catalog).proven().commit_seq == 1
+    assert upgrade.check(url).problems == ()
