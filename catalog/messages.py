@@ -37,7 +37,7 @@ def post(tx: Transaction, launch_id: int, topic: str, rank: int, body: Mapping[s
     standing = messages.one(tx.session, launch_id, topic, rank)
     if standing is None:
         raise CatalogError(
-            f"the message {topic!r} of rank {rank} of launch {launch_id} was removed as it was written: repeat the call",
+            f"the message {topic!r} of rank {rank} of launch {launch_id} was removed as it was written: repeat it",
             transient=True,
         )
     return standing

@@ -76,9 +76,9 @@ class PostgresSession:
 
     def update_rows(self, table: str, keys: Sequence[str], rows: Sequence[Values]) -> None:
         if rows:
-            changes = ", ".join(f"{name} = new.{name}" for name in rows[0] if name not in keys)
-            where = " AND ".join(f"old.{name} = new.{name}" for name in keys)
-            statement = f"UPDATE {table} AS old SET {changes} FROM {_recordset(table)} AS new WHERE {where}"
+            changes = ", ".join(f"{name} = given.{name}" for name in rows[0] if name not in keys)
+            where = " AND ".join(f"standing.{name} = given.{name}" for name in keys)
+            statement = f"UPDATE {table} AS standing SET {changes} FROM {_recordset(table)} AS given WHERE {where}"
             self._run(statement, _given(rows))
 
     def lift_ids(self, table: str, used: int, margin: int) -> None:

@@ -93,6 +93,10 @@ _LASTING: Final = (
         ),
         _LOGIN,
     ),
+    (
+        re.compile(r"invalid (?:port number|integer value|value for|\w+ value)"),
+        _Meaning("catalog_url", "check the URL"),
+    ),
     (re.compile(r"too many clients|connection slots|too many connections"), _CROWDED),
 )
 

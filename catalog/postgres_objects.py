@@ -102,7 +102,7 @@ def _views(snapshot: Snapshot, sessions: PostgresSessions) -> Iterator[Problem]:
                 yield from _view(session, name, wanted[name])
     except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.InsufficientPrivilege) as error:
         yield Problem(
-            f"the views could not be compared ({error.diag.message_primary}): check the primary, as a role that may make "
+            f"the views could not be compared ({error.diag.message_primary}): check the primary, as one who may make "
             "temporary views",
             foreign=True,
         )

@@ -42,7 +42,13 @@ def require_head(revision: str | None, url: str) -> None:
     """Raise ``CatalogError`` unless ``revision`` is the one that this library needs."""
     if revision == HEAD:
         return
-    if revision is None or revision < HEAD:
+    if revision is None:
+        raise CatalogError(
+            f"the database {url} holds no catalog: `ckptfmt db upgrade {url}` makes an empty one; what was lost comes "
+            "back with `ckptfmt db rebuild`",
+            kind="catalog_older",
+        )
+    if revision < HEAD:
         raise CatalogError(
             f"the catalog {url} has schema revision {revision}, this library needs {HEAD}: "
             f"run `ckptfmt db upgrade {url}`",

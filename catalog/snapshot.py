@@ -43,7 +43,7 @@ class Session(Snapshot, Protocol):
         """Run one statement that returns no rows; return how many rows it changed."""
 
     def insert_rows(self, table: str, rows: Sequence[Values], *, if_absent: bool = False) -> None:
-        """Insert any number of rows, which give values for the same columns; ``if_absent`` leaves standing ones alone."""
+        """Insert any number of rows, with values for the same columns; ``if_absent`` leaves standing ones alone."""
 
     def update_rows(self, table: str, keys: Sequence[str], rows: Sequence[Values]) -> None:
         """Set the columns that the rows name, the same in each, where the columns ``keys`` have their values."""

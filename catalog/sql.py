@@ -130,7 +130,15 @@ class SqlCatalog(CatalogReader):
             generation_id,
             [
                 RankReport(
-                    rank, state, part_name, part_digest, nbytes, stall_seconds, write_seconds, retries=retries, error=error
+                    rank,
+                    state,
+                    part_name,
+                    part_digest,
+                    nbytes,
+                    stall_seconds,
+                    write_seconds,
+                    retries=retries,
+                    error=error,
                 )
             ],
         )

@@ -170,9 +170,9 @@ def _open_catalog(
         if claim is None:
             raise
         raise Conflict(
-            f"{backend.url} is governed by catalog {claim.catalog} (epoch {claim.epoch}), and {display(url)} is not that "
-            f'one: {error}; pass the catalog that governs it, or read what storage proves with mode="r", catalog="none". If '
-            "that catalog is lost: `ckptfmt db rebuild`; if this root is a copy of another: `ckptfmt db adopt`",
+            f"{backend.url} is governed by catalog {claim.catalog} (epoch {claim.epoch}), and {display(url)} is not "
+            f'that one: {error}; pass the catalog that governs it, or read what storage proves with mode="r", '
+            'catalog="none". If that catalog is lost: `ckptfmt db rebuild`; if this root is a copy: `ckptfmt db adopt`',
             kind="catalog_stranger",
         ) from error
 

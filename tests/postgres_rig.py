@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,30 +97,43 @@ class PostgresServer:
 
     def stop(self) -> None:
         """End it without waiting for its clients."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
+        if self._process is not None and self._process.poll() is None:
+            self.go_on()
             self._process.send_signal(signal.SIGINT)
             try:
                 self._process.wait(30)
             except subprocess.TimeoutExpired:
                 self.kill()
-            self._process = None
+        self._process = None
 
     def kill(self) -> None:
         """A crash: every process of it ends at once."""
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
+        everyone = self._everyone()
+        for pid in everyone:
+            _send(pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
+        until = time.monotonic() + READY_SECONDS
+        while any(_lives(pid) for pid in everyone):  # or the next one finds its memory in use
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
     def pause(self) -> None:
         """It stands still: connections stay, and nothing is answered."""
-        assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        for pid in self._everyone():
+            _send(pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
+        for pid in self._everyone():
+            _send(pid, signal.SIGCONT)
+
+    def _everyone(self) -> list[int]:
+        """The server and its children, which are sessions of their own; the server stands still meanwhile."""
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGCONT)
+        _send(self._process.pid, signal.SIGSTOP)
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        return [self._process.pid, *map(int, children)]
 
     def run(self, sql: str, *, database: str = "postgres", **values: Any) -> list[tuple[Any, ...]]:
         """Run statements past everything that is under test; the rows of the only one, if it returns any."""
@@ -165,6 +178,19 @@ class PostgresServer:
             except psycopg.OperationalError:
                 assert time.monotonic() < until, self.log
                 time.sleep(0.05)
+
+
+def _send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def free_port() -> int:

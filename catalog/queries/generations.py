@@ -161,9 +161,7 @@ def _one(snapshot: Snapshot, query: str, **values: Any) -> GenerationRecord | No
     if not rows:
         return None
     (row,) = rows
-    tags = snapshot.rows(
-        "SELECT name FROM tags WHERE generation_id = :generation", generation=row[_NAMES.index("id")]
-    )
+    tags = snapshot.rows("SELECT name FROM tags WHERE generation_id = :generation", generation=row[_NAMES.index("id")])
     return _record(row, tuple(sorted(name for (name,) in tags)))
 
 

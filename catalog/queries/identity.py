@@ -10,7 +10,6 @@ from ckptfmt.errors import CatalogError
 from ckptfmt.ports.catalog import DAMAGED
 from ckptfmt.ports.records import CatalogIdentity
 
-
 _IDENTITY = "SELECT uuid, epoch FROM catalog_meta"
 
 

@@ -28,7 +28,7 @@ class RankCases:
         with pytest.raises(NotFound) as absent:
             catalog.join_launch("llama", mine, rank=1)
         assert absent.value.kind == "launch_absent"
-        catalog.ensure_run("llama", "llama-1")
+        catalog.ensure_run("llama", "llama-key")
         with pytest.raises(NotFound) as absent:
             catalog.join_launch("llama", mine, rank=1)
         assert absent.value.kind == "launch_absent"
@@ -42,18 +42,22 @@ class RankCases:
 
     def test_a_rank_is_one_process(self, make_catalog: MakeCatalog) -> None:
         catalog = make_catalog()
-        catalog.ensure_run("llama", "llama-1")
+        catalog.ensure_run("llama", "llama-key")
         mine = request(world_size=2)
         catalog.acquire_launch("llama", mine, lease_seconds=60)
         catalog.join_launch("llama", replace(mine, pid=7), rank=1)
-        for rank, other in ((1, replace(mine, pid=8)), (1, replace(mine, pid=7, pid_started="later")), (0, replace(mine, pid=7))):
+        for rank, other in (
+            (1, replace(mine, pid=8)),
+            (1, replace(mine, pid=7, pid_started="later")),
+            (0, replace(mine, pid=7)),
+        ):
             with pytest.raises(Conflict, match=rf"rank {rank} of launch.*node1, pid") as taken:
                 catalog.join_launch("llama", other, rank=rank)
             assert taken.value.kind == "rank_taken"
 
     def test_the_coordinator_need_not_be_rank_0(self, make_catalog: MakeCatalog) -> None:
         catalog = make_catalog()
-        catalog.ensure_run("llama", "llama-1")
+        catalog.ensure_run("llama", "llama-key")
         mine = request(world_size=3)
         launch = catalog.acquire_launch("llama", mine, lease_seconds=60, rank=2)
         assert catalog.acquire_launch("llama", mine, lease_seconds=60, rank=2) == launch
@@ -65,7 +69,7 @@ class RankCases:
 
     def test_joining_refuses_what_does_not_fit(self, make_catalog: MakeCatalog) -> None:
         catalog = make_catalog()
-        catalog.ensure_run("llama", "llama-1")
+        catalog.ensure_run("llama", "llama-key")
         mine = request(world_size=2)
         launch = catalog.acquire_launch("llama", mine, lease_seconds=60)
         for rank, world_size in ((2, 2), (-1, 2), (1, 4)):
@@ -147,7 +151,10 @@ class RankCases:
         told = "cannot open 'caf\\udce9\\x00': é"
         assert (gone.abort_reason, catalog.ranks(begun.id)[0].error) == (told, told)
         assert catalog.events()[-1].detail["reason"] == told
-        assert catalog.post(job.launch.id, "failed", 0, {"text": text, "more": [text]}) == {"text": told, "more": [told]}
+        assert catalog.post(job.launch.id, "failed", 0, {"text": text, "more": [text]}) == {
+            "text": told,
+            "more": [told],
+        }
         assert catalog.abort(begun.id, stage="persist", rank=0, reason="x", fence=job.fence) == gone
 
     # -- messages -------------------------------------------------------------------------------
