@@ -44,7 +44,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(result is not None)
         return result
 
-    monkeypatch.setattr("ckptfmt.engine.load.build.show_regions", watched)
+    monkeypatch.setattr("ckptfmt.engine.load.memory.show_regions", watched)
     return found
 
 

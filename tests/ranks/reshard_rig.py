@@ -82,6 +82,7 @@ def load(opened: Opened, **options: Any) -> Any:
 # -- saved by ranks of this process, or of others ----------------------------------------------------
 def write_rank(backend: Backend, state: Any, rank: int, world_size: int) -> Part:
     """What one rank does in a save: freeze, write its packs, list them."""
+    backend.make_folder(FOLDER)
     ranks = Ranks(rank, world_size, tuple(range(world_size)))
     snapshot = take_snapshot(
         state, None, families=connect.live_families(), planner=Planner(), arena=Arena(), ranks=ranks
@@ -136,7 +137,7 @@ def save_together(folder: Path, state: Any, rank: int, world_size: int) -> None:
     """Save into ``folder`` as one rank of a process group; on return all have, and the manifest is there."""
     import torch.distributed as dist
 
-    backend = PosixBackend(str(folder))
+    backend = on_disk(folder)
     part = write_rank(backend, state, rank, world_size)
     backend.create(f"{FOLDER}/part-{rank}", encode_part(part))
     dist.barrier()
@@ -146,17 +147,29 @@ def save_together(folder: Path, state: Any, rank: int, world_size: int) -> None:
     dist.barrier()
 
 
+def save_alone(folder: Path, state: Any) -> None:
+    """The same as the only rank of a job."""
+    backend = on_disk(folder)
+    backend.create(f"{FOLDER}/{MANIFEST}", merged([write_rank(backend, state, 0, 1)]))
+
+
+def on_disk(folder: Path) -> PosixBackend:
+    folder.mkdir(exist_ok=True)
+    return PosixBackend(str(folder))
+
+
 def open_folder(folder: Path) -> Opened:
     return opened_of(PosixBackend(str(folder)), (folder / FOLDER / MANIFEST).read_bytes())
 
 
 # -- laid out by hand ---------------------------------------------------------------------------------
 def grid(shape: Sequence[int], cuts: Sequence[Sequence[int]]) -> list[Box]:
-    """The boxes between ``cuts`` along each dimension; equal cuts make empty boxes, which are left out."""
-    edges = [[0, *sorted(cut), extent] for cut, extent in zip(cuts, shape, strict=True)]
-    runs = [[(a, b - a) for a, b in itertools.pairwise(edge) if b > a or b == a == 0 == edge[-1]] for edge in edges]
-    corners = list(itertools.product(*runs))
-    return [(tuple(a for a, _ in corner), tuple(n for _, n in corner)) for corner in dict.fromkeys(corners)]
+    """The boxes between ``cuts`` along each dimension. An empty tensor is one box."""
+    if 0 in shape:
+        return [((0,) * len(shape), tuple(shape))]
+    edges = [sorted({0, *cut, extent}) for cut, extent in zip(cuts, shape, strict=True)]
+    corners = itertools.product(*([(a, b - a) for a, b in itertools.pairwise(edge)] for edge in edges))
+    return [(tuple(a for a, _ in corner), tuple(n for _, n in corner)) for corner in corners]
 
 
 def part_of(array: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
@@ -172,6 +185,7 @@ def lay_out(
 ) -> Opened:
     """Tensors in these boxes, dealt out to packs, with chunks as small as wanted."""
     backend = MemoryBackend(f"reshard-{uuid.uuid4().hex}")
+    backend.make_folder(FOLDER)
     bodies = [bytearray(16) for _ in range(packs)]
     table, boxes = TensorTable(), BoxTable()
     for row, (name, (array, pieces)) in enumerate(tensors.items()):

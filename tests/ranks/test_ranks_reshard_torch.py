@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from reshard_rig import as_ranks, load, open_folder, restore, save, save_together
+import torch.distributed.checkpoint.state_dict  # once, before forks
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
+from reshard_rig import as_ranks, load, open_folder, restore, save, save_alone, save_together
 from torch import nn
 
 from ckptfmt import Sharded
@@ -49,7 +52,7 @@ class Job:
 
     def __init__(self, world_size: int, *, tp: int = 1, wide: int = 0, kind: Any = torch.optim.AdamW, **options: Any) -> None:
         torch.manual_seed(world_size + tp)
-        self.net = nn.Sequential(nn.Linear(6, 14), nn.ReLU(), nn.Linear(14, 10), nn.LayerNorm(10))
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 10), nn.LayerNorm(10))
         if wide:
             self.net.append(nn.Linear(10, wide, bias=False))
         self.net.register_buffer("seen", torch.zeros((), dtype=torch.int64))
@@ -118,10 +121,11 @@ def resumed(tmp_path: Path, source: Path, target: Path | None, world_size: int, 
     return as_ranks(tmp_path, world_size, work)
 
 
-def test_fsdp_from_four_ranks_to_two_to_eight_to_one(tmp_path: Path) -> None:
-    folder, expected = first(tmp_path, 4)
+@pytest.mark.parametrize("sizes", [(4, 2, 1), pytest.param((4, 2, 8, 1), marks=pytest.mark.slow)], ids=str)
+def test_fsdp_at_one_world_size_after_the_other(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    folder, expected = first(tmp_path, sizes[0])
     assert len(expected[1]) == 6
-    for number, world_size in enumerate((2, 8, 1)):
+    for number, world_size in enumerate(sizes[1:]):
         after = tmp_path / str(number)
         assert resumed(tmp_path, folder, after, world_size) == [expected] * world_size
         folder = after
@@ -135,8 +139,14 @@ def test_fsdp_to_tensor_parallel_and_back(tmp_path: Path) -> None:
     grid = tmp_path / "grid"
     assert resumed(tmp_path, folder, grid, 4, tp=2) == [expected] * 4
     assert resumed(tmp_path, grid, tmp_path / "two", 2) == [expected] * 2
-    assert resumed(tmp_path, grid, None, 1) == [expected]
-    assert resumed(tmp_path, tmp_path / "two", None, 4, tp=4) == [expected] * 4
+
+
+@pytest.mark.slow
+def test_tensor_parallel_to_more_of_it_and_to_one_process(tmp_path: Path) -> None:
+    folder, expected = first(tmp_path, 4, tp=2)
+    assert resumed(tmp_path, folder, None, 4, tp=4) == [expected] * 4
+    assert resumed(tmp_path, folder, None, 8, tp=2) == [expected] * 8
+    assert resumed(tmp_path, folder, None, 1) == [expected]
 
 
 def test_a_job_of_one_process_becomes_one_of_many(tmp_path: Path) -> None:
@@ -146,11 +156,23 @@ def test_a_job_of_one_process_becomes_one_of_many(tmp_path: Path) -> None:
     assert resumed(tmp_path, tmp_path / "one", None, 3) == [job.image()] * 3
 
 
-def save_alone(folder: Path, state: Any) -> None:
-    from reshard_rig import FOLDER, MANIFEST, PosixBackend, merged, write_rank
+class Rows(torch.optim.Optimizer):
+    """Keeps a number for each row of a parameter, as torch's ``Adafactor`` does where it knows DTensors."""
 
-    backend = PosixBackend(str(folder))
-    backend.create(f"{FOLDER}/{MANIFEST}", merged([write_rank(backend, state, 0, 1)]))
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["rows"] = parameter.new_zeros((*parameter.shape[:-1], 1))
+                    state["moments"] = [torch.zeros_like(parameter), torch.ones_like(parameter)]
+                state["rows"] += 1
+                state["moments"][0].add_(parameter.grad)
+                parameter.sub_(group["lr"] * parameter.grad * state["rows"] * state["moments"][1])
 
 
 @pytest.mark.parametrize(
@@ -158,7 +180,7 @@ def save_alone(folder: Path, state: Any) -> None:
     [
         (torch.optim.SGD, {"momentum": 0.9}),
         (torch.optim.Adam, {"amsgrad": True}),
-        (torch.optim.Adafactor, {}),
+        (Rows, {}),
         (torch.optim.NAdam, {}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -223,13 +245,13 @@ def test_a_rank_reads_its_share(tmp_path: Path) -> None:
         report = restore(open_folder(folder), job.state, rank=rank, world_size=size)
         return report.nbytes, report.amplification, open_folder(folder).manifest.nbytes
 
-    as_ranks(tmp_path, 4, saving)
-    for nbytes, amplification, total in as_ranks(tmp_path, 4, loading):
-        assert nbytes < total / 3
+    as_ranks(tmp_path, 2, saving)
+    for nbytes, amplification, total in as_ranks(tmp_path, 2, loading):
+        assert nbytes < total * 0.55
         assert amplification == 1.0, "the same layout takes whole boxes"
-    for nbytes, amplification, total in as_ranks(tmp_path, 8, loading):
-        assert nbytes < total / 6
-        assert 1.0 < amplification < 2.5, "half of each box, in one chunk"
+    for nbytes, amplification, total in as_ranks(tmp_path, 4, loading):
+        assert nbytes < total * 0.3
+        assert 1.9 < amplification < 2.1, "half of each box, in one chunk"
 
 
 # -- through torch's own helpers ---------------------------------------------------------------------------
@@ -247,15 +269,14 @@ def test_state_dicts_by_torch_s_helpers(tmp_path: Path) -> None:
         return job.image()
 
     def loading(rank: int, size: int) -> Any:
-        job = Job(size, tp=2 if size == 4 else 1)
+        job = Job(size, tp=size // 2)
         model, optimizer = get_state_dict(job.net, job.optimizer)
         restore(open_folder(folder), {"model": model, "optimizer": optimizer}, rank=rank, world_size=size)
         set_state_dict(job.net, job.optimizer, model_state_dict=model, optim_state_dict=optimizer)
         return job.image()
 
     expected = as_ranks(tmp_path, 3, saving)[0]
-    for world_size in (2, 4):
-        assert as_ranks(tmp_path, world_size, loading) == [expected] * world_size
+    assert as_ranks(tmp_path, 4, loading) == [expected] * 4
 
 
 # -- single tensors ---------------------------------------------------------------------------------------
@@ -288,7 +309,7 @@ def spread(size: int, seed: float, *, order: int = 1) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("atomic", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_any_placement_into_any_other(tmp_path: Path, atomic: bool) -> None:
     """Uneven, empty and 0-d shards; on a mesh of two dimensions another order of them."""
     folder = tmp_path / "g"

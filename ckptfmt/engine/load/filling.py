@@ -35,7 +35,7 @@ class Filling:
 
         Fresh memory costs more than the bytes that are read into it; an arena that has been touched does not.
         """
-        if arena is None or arena.touched < self.read_bytes:
+        if self._boxes and (arena is None or arena.touched < self.read_bytes):
             on_host = all(fill.address is not None or not _nbytes(fill) for fill in self._fills)
             shown = show_boxes(opened, self._boxes) if on_host else None
             if shown is not None:
