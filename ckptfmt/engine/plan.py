@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from ckptfmt.engine.transfer import IO_BYTES
@@ -76,6 +77,8 @@ class PackPlan:
     units: tuple[Unit, ...]
     arena_offset: int | None
     """Where the whole pack lies in the arena; None if it passes through the window, unit by unit."""
+    claims: bool = False
+    """Whether its leaves are another rank's to write: it has no header, is only hashed, and becomes no file."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +91,31 @@ class Columns:
 
 
 @dataclass(frozen=True)
+class Roles:
+    """What becomes of the leaves that this rank does not write, by index."""
+
+    claims: frozenset[int] = frozenset()
+    """Boxes that another rank writes."""
+    bare: frozenset[int] = frozenset()
+    """Leaves without a box: this rank holds nothing of the tensor."""
+
+
+ALL_WRITTEN: Final = Roles()
+
+
+@dataclass(frozen=True)
 class SavePlan:
     packs: tuple[PackPlan, ...]
     arena_bytes: int
     tensor_bytes: int
+    """Of what this rank writes."""
     held: Columns
     passing: tuple[Unit, ...]
     """The units that pass through the window, in the order of their turns."""
     sync_turns: int
     """So many of them, the first ones, are to be written while training is blocked."""
+    roles: Roles = ALL_WRITTEN
+    """What of the leaves this rank does not write."""
 
 
 def signature_of(leaves: Sequence[tuple[str, LeafSpec]]) -> Signature:
@@ -108,11 +127,14 @@ def make_plan(
     *,
     sync: Collection[int] = (),
     host_bytes_max: int | None = None,
+    roles: Roles = ALL_WRITTEN,
+    compared: bool = True,
 ) -> SavePlan:
     """Lay ``leaves`` out in packs. Pure arithmetic: nothing is allocated or written.
 
     The leaves in ``sync`` get packs of their own, the first ones, which pass through the window. With a
-    ``host_bytes_max`` (bytes) that cannot hold the rest as well, all packs do.
+    ``host_bytes_max`` (bytes) that cannot hold the rest as well, all packs do. Of the claims among the ``roles`` only the
+    digests are taken, and only if they are ``compared``.
     """
     entries = [
         pack.PackEntry(
@@ -121,28 +143,30 @@ def make_plan(
         for name, s in leaves
     ]
     sizes = [entry.nbytes for entry in entries]
-    groups = _groups(entries, [index for index in range(len(entries)) if index in sync]) if sync else []
-    sync_packs = len(groups)
-    groups += _groups(entries, [index for index in range(len(entries)) if index not in sync])
-    layouts = [pack.layout_pack([entries[index] for index in members]) for members in groups]
-    rest = sum(align_up(layout.nbytes) for layout in layouts[sync_packs:])
+    chosen = [index for index in range(len(entries)) if index not in roles.claims and index not in roles.bare]
+    claimed = sorted(roles.claims) if compared else []
+    drafts = _drafts(entries, chosen, claimed, sync)
+    sync_packs = sum(draft.sync for draft in drafts)
+    rest = sum(align_up(draft.layout.nbytes) for draft in drafts[sync_packs:])
     if host_bytes_max is None or rest + (WINDOW_BYTES if sync_packs else 0) <= host_bytes_max:
         passing, window = sync_packs, _Window(rest, WINDOW_BYTES)
     else:
-        passing, window = len(groups), _Window(0, align_down(host_bytes_max))
+        passing, window = len(drafts), _Window(0, align_down(host_bytes_max))
     packs: list[PackPlan] = []
     held_bytes = 0
-    for number, (members, layout) in enumerate(zip(groups, layouts, strict=True)):
+    for number, draft in enumerate(drafts):
+        layout = draft.layout
         room = window if number < passing else _Held(held_bytes)
         packs.append(
             PackPlan(
                 header=layout.header,
                 header_digest=layout.header_digest,
                 nbytes=layout.nbytes,
-                leaves=tuple(members),
+                leaves=tuple(draft.members),
                 offsets=tuple(layout.offsets),
-                units=tuple(_units(number, members, layout, sizes, room)),
+                units=tuple(_units(number, draft.members, layout, sizes, room)),
                 arena_offset=None if room is window else held_bytes,
+                claims=draft.claims,
             )
         )
         if room is not window:
@@ -151,10 +175,11 @@ def make_plan(
     return SavePlan(
         packs=tuple(packs),
         arena_bytes=held_bytes + window.used,
-        tensor_bytes=sum(sizes),
+        tensor_bytes=sum(sizes) - sum(map(sizes.__getitem__, roles.claims)),
         held=_columns(packs, sizes),
         passing=tuple(turns),
         sync_turns=sum(unit.pack < sync_packs for unit in turns),
+        roles=roles,
     )
 
 
@@ -179,10 +204,55 @@ def align_down(value: int) -> int:
     return value // ALIGNMENT * ALIGNMENT
 
 
+@dataclass(frozen=True)
+class _Draft:
+    """A pack whose units have no places yet."""
+
+    members: Sequence[int]
+    layout: pack.PackLayout
+    claims: bool
+    sync: bool
+
+
+def _drafts(
+    entries: Sequence[pack.PackEntry], chosen: Sequence[int], claimed: Sequence[int], sync: Collection[int]
+) -> list[_Draft]:
+    """Divide what is ``chosen`` to be written into packs, and the ``claimed`` leaves; those in ``sync`` come first."""
+    drafts: list[_Draft] = []
+    for first in (True, False) if sync else (False,):
+        mine = [index for index in chosen if (index in sync) is first]
+        for members in _groups(entries, mine):
+            drafts.append(_Draft(members, pack.layout_pack([entries[index] for index in members]), False, first))
+        only_hashed = [index for index in claimed if entries[index].nbytes and (index in sync) is first]
+        if only_hashed:
+            drafts.append(_Draft(only_hashed, _headless([entries[index].nbytes for index in only_hashed]), True, first))
+    return drafts
+
+
+def _headless(sizes: Sequence[int]) -> pack.PackLayout:
+    """Leaves back to back, in the order in which they come."""
+    stops = list(accumulate(sizes, initial=0))
+    return pack.PackLayout(b"", "", tuple(stops[:-1]), stops[-1])
+
+
 def _groups(entries: Sequence[pack.PackEntry], chosen: Sequence[int]) -> list[list[int]]:
-    """Divide the ``chosen`` entries into packs; the members of each in file order."""
-    order = [chosen[position] for position in pack.order([entries[index] for index in chosen])]
-    return [[order[position] for position in group] for group in pack.split([entries[index] for index in order])]
+    """Divide the ``chosen`` entries into packs; the members of each in file order.
+
+    Second boxes of a tensor come after all first ones, and so on: then there are about as many packs as a tensor has
+    boxes, not as there are tensors of several boxes.
+    """
+    rounds: list[list[int]] = []
+    met: dict[str, int] = {}
+    for index in chosen:
+        number = met[entries[index].name] = met.get(entries[index].name, -1) + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(index)
+    groups: list[list[int]] = []
+    for members in rounds:
+        order = [members[position] for position in pack.order([entries[index] for index in members])]
+        groups += [[order[position] for position in group] for group in pack.split([entries[index] for index in order])]
+    return groups
 
 
 def _columns(packs: Sequence[PackPlan], sizes: Sequence[int]) -> Columns:

@@ -27,7 +27,8 @@ from ckptfmt.errors import (
 from ckptfmt.format import layout, verdict
 from ckptfmt.format.manifest import Manifest, Sound, encode_sound, manifest_digest
 from ckptfmt.format.merge import merge_parts
-from ckptfmt.format.part import PART_BYTES_MAX, Part, decode_part
+from ckptfmt.format.part import PART_BYTES_MAX, Part
+from ckptfmt.format.part_reader import PartReader
 from ckptfmt.format.states import OPEN_STATES, State
 from ckptfmt.ports.records import DurableFacts, GenerationRecord, PackRecord, RankRecord
 
@@ -48,6 +49,7 @@ def read_parts(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -
     """Read every rank's part and compare it with the digest that the rank acknowledged."""
     folder = verdicts.folder_of(row)
     parts: list[Part] = []
+    reader = PartReader()
     for rank in sorted(ranks, key=lambda record: record.rank):
         if rank.part_name is None or rank.part_digest is None:
             raise SaveFailed(
@@ -66,7 +68,7 @@ def read_parts(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -
                 object=key,
             )
         with held_back():
-            parts.append(decode_part(stored))
+            parts.append(reader.read(stored))
     return parts
 
 
@@ -100,9 +102,17 @@ def _pack_fault(site: Site, key: str, nbytes: int, manifest: Manifest) -> CkptEr
 
 def merged_manifest(site: Site, row: GenerationRecord, *, parent: str | None) -> Sound:
     """The manifest that C3 would store; every part and pack is checked, nothing is written."""
-    parts = read_parts(site, row, site.sql().ranks(row.id))
+    ranks = site.sql().ranks(row.id)
+    parts = read_parts(site, row, ranks)
     with held_back():
-        sound = merge_parts(parts, id=row.id, parent=parent, repository=site.repository, run=row.run)
+        sound = merge_parts(
+            parts,
+            id=row.id,
+            parent=parent,
+            repository=site.repository,
+            run=row.run,
+            members=[record.rank for record in ranks],
+        )
     check_packs(site, verdicts.folder_of(row), sound.manifest)
     return sound
 

@@ -219,10 +219,10 @@ def validate(manifest: Manifest) -> Sound:
     what = f"the manifest of generation {manifest.key}"
     tensors, boxes = manifest.tensors, manifest.boxes
     tensor_bytes, names = check_shared(manifest, what)
-    sizes = tables.check_boxes(tensors, boxes, tensor_bytes, manifest.chunk_bytes, what)
+    sizes = tables.check_boxes(tensors, boxes, tensor_bytes, manifest.chunk_bytes, what, tiled=True)
     tables.check_extents(tensors, boxes, sizes.nbytes, manifest.packs, what)
     if not sizes.whole:
-        tables.check_tilings(tensors, boxes, what)
+        tables.check_tilings(tensors, boxes, manifest.packs, what)
     ranks = [row.rank for row in manifest.ranks]
     if ranks != list(range(len(ranks))) or not ranks:
         raise FormatError(f"{what}: its ranks are {ranks[:8]}, not 0, 1, 2, ...")

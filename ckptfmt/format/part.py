@@ -36,6 +36,8 @@ class Part(Shared, kw_only=True):
     rank: Count
     world_size: Positive
     mesh: dict[str, Count] | None = None
+    replica_check: Literal["off"] | msgspec.UnsetType = msgspec.UNSET
+    """Unset: the claims have digests, to be compared with those of who wrote the boxes."""
     claims: ClaimTable = msgspec.field(default_factory=ClaimTable)
     tree: Any = None
     per_rank: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -68,18 +70,47 @@ def _read(text: bytes, what: str) -> Part:
 
 def validate_part(part: Part) -> None:
     """Check a part by itself; how parts fit together is ``merge``'s to check."""
-    what = f"the part of rank {part.rank} of generation {part.key}"
+    what = described(part)
+    tensor_bytes, names = check_shared(part, what)
+    check_own(part, tensor_bytes, what)
+    trees = Trees(common=part.tree, per_rank={str(part.rank): part.per_rank})
+    check_references(trees, names, what)
+
+
+def described(part: Part) -> str:
+    """How messages call a part."""
+    return f"the part of rank {part.rank} of generation {part.key}"
+
+
+def check_own(part: Part, tensor_bytes: list[int], what: str) -> None:
+    """Check what one rank's part can't have in common with those of other ranks: owners, boxes, claims and packs."""
     if part.rank >= part.world_size:
         raise FormatError(f"{what}: there are only {part.world_size} ranks")
-    tensor_bytes, names = check_shared(part, what)
     if not {-1, part.rank}.issuperset(part.tensors.rank):
         raise FormatError(f"{what}: it holds a tensor that belongs to another rank")
     if any(pack.rank != part.rank and pack.generation is None for pack in part.packs):
         raise FormatError(f"{what}: it lists a new pack of another rank")
     sizes = tables.check_boxes(part.tensors, part.boxes, tensor_bytes, part.chunk_bytes, what)
-    tables.check_boxes(part.tensors, part.claims, tensor_bytes, part.chunk_bytes, f"{what}, claims")
+    _check_claims(part, tensor_bytes, f"{what}, claims")
     tables.check_extents(part.tensors, part.boxes, sizes.nbytes, part.packs, what)
-    if not sizes.whole and len({*part.boxes.tensor, *part.claims.tensor}) != len(part.tensors.name):
-        raise FormatError(f"{what}: a tensor has neither a box nor a claim")
-    trees = Trees(common=part.tree, per_rank={str(part.rank): part.per_rank})
-    check_references(trees, names, what)
+    if not sizes.whole:
+        _check_held(part, what)
+
+
+def _check_claims(part: Part, tensor_bytes: list[int], what: str) -> None:
+    if part.replica_check is msgspec.UNSET:
+        tables.check_boxes(part.tensors, part.claims, tensor_bytes, part.chunk_bytes, what)
+        return
+    if any(part.claims.digests):
+        raise FormatError(f"{what}: they have digests, though replicas are not compared")
+    tables.check_places(part.tensors, part.claims, what)
+
+
+def _check_held(part: Part, what: str) -> None:
+    """A rank may hold nothing of a tensor that is spread over ranks, but nothing else stands without box or claim."""
+    held = {*part.boxes.tensor, *part.claims.tensor}
+    if len(held) == len(part.tensors.name):
+        return
+    for row, kind in enumerate(part.tensors.kind):
+        if kind != "sharded" and row not in held:
+            raise FormatError(f"{what}: tensor {part.tensors.name[row]!r} has neither a box nor a claim")

@@ -6,10 +6,11 @@ See spec/format-v1.md, "Manifest".
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import accumulate, compress, islice, pairwise
+from itertools import compress, islice, pairwise
 from math import prod
-from operator import add, le, mul
+from operator import add, le, mul, not_
 from typing import Annotated, Final, Literal, NamedTuple, NoReturn
 
 import msgspec
@@ -158,20 +159,16 @@ def check_boxes(
     tensor_bytes: list[int],
     chunk_bytes: int,
     what: str,
+    *,
+    tiled: bool = False,
 ) -> BoxSizes:
-    """Check rows of boxes or claims against their tensors, whose bytes are known."""
-    count = len(boxes.tensor)
-    if any(len(column) != count for column in (boxes.start, boxes.size, boxes.digests)):
-        raise FormatError(f"{what}: the columns of its boxes differ in length")
+    """Check rows of boxes or claims against their tensors, whose bytes are known. If they are to be ``tiled``, whether
+    those that are no whole tensors lie inside of theirs is left to ``check_tilings``."""
+    shapes = _check_rows(tensors, boxes, what)
     at = boxes.tensor
-    if count == len(tensors.name) and at == list(range(count)):
-        shapes = tensors.shape
-    elif at and (min(at) < 0 or max(at) >= len(tensors.name) or at != sorted(at)):
-        raise FormatError(f"{what}: boxes must name existing tensors, in the order of the tensors")
-    else:
-        shapes = [tensors.shape[i] for i in at]
     whole = shapes is tensors.shape and boxes.size == shapes
-    _check_fit(tensors, boxes, shapes, what)
+    if whole or not tiled:
+        _check_fit(tensors, boxes, shapes, what)
     if whole:
         sizes = tensor_bytes
     else:
@@ -179,6 +176,24 @@ def check_boxes(
         sizes = list(map(mul, map(prod, boxes.size), map(widths.__getitem__, at)))
     _check_digests(tensors, boxes, sizes, chunk_bytes, what)
     return BoxSizes(sizes, whole)
+
+
+def check_places(tensors: TensorTable, boxes: BoxTable | ClaimTable, what: str) -> None:
+    """Check rows of boxes or claims against their tensors, but for digests."""
+    _check_fit(tensors, boxes, _check_rows(tensors, boxes, what), what)
+
+
+def _check_rows(tensors: TensorTable, boxes: BoxTable | ClaimTable, what: str) -> list[Extent]:
+    """Return the shape of each row's tensor."""
+    count = len(boxes.tensor)
+    if any(len(column) != count for column in (boxes.start, boxes.size, boxes.digests)):
+        raise FormatError(f"{what}: the columns of its boxes differ in length")
+    at = boxes.tensor
+    if count == len(tensors.name) and at == list(range(count)):
+        return tensors.shape
+    if at and (min(at) < 0 or max(at) >= len(tensors.name) or at != sorted(at)):
+        raise FormatError(f"{what}: boxes must name existing tensors, in the order of the tensors")
+    return list(map(tensors.shape.__getitem__, at))
 
 
 def _check_fit(tensors: TensorTable, boxes: BoxTable | ClaimTable, shapes: Sequence[Extent], what: str) -> None:
@@ -225,25 +240,32 @@ def check_extents(
 
 def _lie_apart(boxes: BoxTable, sizes: Sequence[int], packs: Sequence[PackRow]) -> bool:
     """Whether all boxes lie in the data of their packs, none overlapping another. Columns only, no row at a time."""
-    starts = boxes.offset
+    starts: Sequence[int] = boxes.offset
+    at: Sequence[int] = boxes.pack
+    stops = list(map(add, starts, sizes))
+    if 0 in sizes:  # empty boxes share nothing, but lie in the data, too
+        for pack, offset in zip(compress(at, map(not_, sizes)), compress(starts, map(not_, sizes)), strict=True):
+            if not packs[pack].header_bytes <= offset <= packs[pack].nbytes:
+                return False
+        starts, stops, at = list(compress(starts, sizes)), list(compress(stops, sizes)), list(compress(at, sizes))
     if len(packs) == 1:
-        stops = list(map(add, starts, sizes))
-        if min(starts, default=packs[0].nbytes) < packs[0].header_bytes or max(stops, default=0) > packs[0].nbytes:
-            return False
-    else:  # as if the packs stood one behind the other
-        bases = list(accumulate([pack.nbytes for pack in packs], initial=0))
-        firsts = [base + pack.header_bytes for base, pack in zip(bases, packs, strict=False)]
-        starts = list(map(add, map(bases.__getitem__, boxes.pack), starts))
-        stops = list(map(add, starts, sizes))
-        if not all(map(le, map(firsts.__getitem__, boxes.pack), starts)):
-            return False
-        if not all(map(le, stops, map(bases[1:].__getitem__, boxes.pack))):
-            return False
-    if 0 in sizes:  # empty boxes share nothing
-        starts = list(compress(starts, sizes))
-        stops = list(compress(stops, sizes))
+        return _lie_in(packs[0], sorted(starts), sorted(stops))
+    first: list[list[int]] = [[] for _ in packs]
+    last: list[list[int]] = [[] for _ in packs]
+    for pack, start, stop in zip(at, starts, stops, strict=True):
+        first[pack].append(start)
+        last[pack].append(stop)
+    return all(_lie_in(pack, sorted(first[i]), sorted(last[i])) for i, pack in enumerate(packs))
+
+
+def _lie_in(pack: PackRow, starts: Sequence[int], stops: Sequence[int]) -> bool:
+    """Whether boxes with these (sorted) ends lie in the data of a pack, none overlapping another."""
+    if not starts:
+        return True
+    if starts[0] < pack.header_bytes or stops[-1] > pack.nbytes:
+        return False
     # At no byte may more boxes have begun than one more than have ended there.
-    return all(map(le, sorted(stops), islice(sorted(starts), 1, None)))
+    return all(map(le, stops, islice(starts, 1, None)))
 
 
 def _explain_extents(
@@ -269,22 +291,53 @@ def _explain_extents(
     )
 
 
-def check_tilings(tensors: TensorTable, boxes: BoxTable, what: str) -> None:
+def check_tilings(tensors: TensorTable, boxes: BoxTable, packs: Sequence[PackRow], what: str) -> None:
     """Check that the boxes of every tensor hold each of its elements exactly once."""
-    rows: list[list[geometry.Box]] = [[] for _ in tensors.name]
-    for i, start, size in zip(boxes.tensor, boxes.start, boxes.size, strict=True):
-        rows[i].append((start, size))
-    sound: set[tuple[Extent, tuple[geometry.Box, ...]]] = set()  # layers are alike, and so are their boxes
-    for i, pieces in enumerate(rows):
-        shape = tensors.shape[i]
-        case = (shape, tuple(pieces))
-        if case in sound:
-            continue
-        tiling = geometry.check_tiling(shape, pieces)
-        reason = tiling.reason or ("a box is stored twice" if tiling.replicas else None)
-        if reason is not None:
-            raise FormatError(f"{what}: tensor {tensors.name[i]!r}: {reason}")
-        sound.add(case)
+    sound: set[tuple[Extent, tuple[Extent, ...], tuple[Extent, ...]]] = (
+        set()
+    )  # layers are alike, and so are their boxes
+    first = 0
+    for row, shape in enumerate(tensors.shape):
+        last = bisect_right(boxes.tensor, row, first)
+        starts, sizes = tuple(boxes.start[first:last]), tuple(boxes.size[first:last])
+        case = (shape, starts, sizes)
+        if case not in sound:
+            if not _are_slabs(*case):
+                tiling = geometry.check_tiling(shape, list(zip(starts, sizes, strict=True)))
+                reason = tiling.reason or ("a box is stored twice" if tiling.replicas else None)
+                if reason is not None:
+                    writers = [packs[pack].rank for pack in boxes.pack[first:last]]
+                    raise FormatError(f"{what}: tensor {tensors.name[row]!r}: {reason}{_by_whom(*case[1:], writers)}")
+            sound.add(case)
+        first = last
+
+
+def _are_slabs(shape: Extent, starts: Sequence[Extent], sizes: Sequence[Extent]) -> bool:
+    """Whether the boxes cut a tensor along its first dimension only, and stand in this order: by far the most common
+    layout, which needs no search. False also where that can't be told."""
+    dimensions = len(shape)
+    if not dimensions or not starts or {*map(len, starts), *map(len, sizes)} != {dimensions}:
+        return False
+    corner, rest = CORNERS[dimensions - 1], shape[1:]
+    at = 0
+    for start, size in zip(starts, sizes, strict=True):
+        if start[0] != at or start[1:] != corner or size[1:] != rest or not size[0]:
+            return False
+        at += size[0]
+    return at == shape[0]
+
+
+def _by_whom(starts: Sequence[Extent], sizes: Sequence[Extent], writers: Sequence[int]) -> str:
+    """Name the ranks that wrote the first two boxes that overlap, or else all boxes."""
+    if len(set(writers)) < 2:
+        return ""
+    rows = sorted(zip(starts, sizes, writers, strict=True))[: geometry.IRREGULAR_MAX]
+    for i, (start, size, writer) in enumerate(rows):
+        for other_start, other_size, other in rows[:i]:
+            if geometry.intersect((start, size), (other_start, other_size)) is not None:
+                return f"; ranks {other} and {writer} wrote boxes that overlap"
+    shown = ", ".join(f"{list(start)}+{list(size)} by rank {writer}" for start, size, writer in rows[:8])
+    return f"; written: {shown}{f' and {len(rows) - 8} more' if len(rows) > 8 else ''}"
 
 
 def check_aliases(names: Container[str], aliases: Mapping[str, str], what: str) -> None:

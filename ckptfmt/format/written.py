@@ -72,5 +72,5 @@ def _raw_type(type_: type[msgspec.Struct]) -> Any:
     fields: list[Any] = []
     for field in msgspec.structs.fields(type_):
         kind = replaced.get(field.name) or (_raw_type(field.type) if field.type in _RAW_COLUMNS else field.type)
-        fields.append((field.name, kind))
+        fields.append((field.name, kind, msgspec.UNSET) if field.default is msgspec.UNSET else (field.name, kind))
     return msgspec.defstruct(type_.__name__, fields, kw_only=True)

@@ -96,9 +96,7 @@ def boxes_of(
             # All boxes of two tensors are the same memory, or none is.
             alias = None if whole.alias is None else (whole.alias, shape, layout.boxes, number)
         start, size, _ = box
-        spec = LeafSpec(
-            its.dtype, shape, start, size, nbytes, layout.kind, alias, flags, address, layout.holders
-        )
+        spec = LeafSpec(its.dtype, shape, start, size, nbytes, layout.kind, alias, flags, address, layout.holders)
         found.append((part, spec))
     return found
 
@@ -184,7 +182,7 @@ def _cut_of(placement: Any) -> tuple[int, int] | None:
         return None
     if placement.is_partial():
         raise _Refused(
-            f"a DTensor with the placement {placement} holds addends, not values; call redistribute() to Shard or "
+            f"a DTensor with the placement {placement!r} holds addends, not values; call redistribute() to Shard or "
             "Replicate first"
         )
     raise _Refused(f"a DTensor with the placement {placement!r}, which is unknown here; redistribute() it first")

@@ -83,21 +83,30 @@ def _shares_memory(names: ModuleNames, state: Mapping[str, Any]) -> bool:
 
 
 def _address(tensor: torch.Tensor) -> tuple[torch.device, int] | int:
-    if type(tensor) not in EXACT_TYPES:
-        return _address(local_tensor(tensor)) if is_distributed(tensor) else id(tensor)
+    plain = _plain(tensor)
+    if plain is None:
+        return id(tensor)
     try:
-        return tensor.device, tensor.data_ptr()
+        return plain.device, plain.data_ptr()
     except RuntimeError:  # sparse tensors have no address
         return id(tensor)
 
 
 def _storage(tensor: torch.Tensor) -> tuple[torch.device, int] | int:
-    if type(tensor) not in EXACT_TYPES:
-        return _storage(local_tensor(tensor)) if is_distributed(tensor) else id(tensor)
+    plain = _plain(tensor)
+    if plain is None:
+        return id(tensor)
     try:
-        return tensor.device, tensor.untyped_storage().data_ptr()
+        return plain.device, plain.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return id(tensor)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The memory that a parameter or buffer has on this rank; None for what wraps it in a way unknown here."""
+    if is_distributed(tensor):
+        tensor = local_tensor(tensor)
+    return tensor if type(tensor) in EXACT_TYPES else None
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -22,7 +22,7 @@ def _reason(value: Any, kind: type, name: str) -> str:
     if kind is torch.nn.UninitializedParameter or kind is torch.nn.UninitializedBuffer:
         return f"{name} has no shape yet; run the module's first forward pass before saving or restoring"
     if kind.__name__ == "DTensor":
-        return "DTensor is not supported by this version; save its to_local() in ckptfmt.Sharded, or its full_tensor()"
+        return "a DTensor has a share on every rank and is no plain tensor here; save it by itself, or its to_local()"
     if kind.__name__ == "FakeTensor":
         return f"{name} holds no data; leave the fake tensor mode and save real tensors"
     if getattr(value, "is_nested", False):

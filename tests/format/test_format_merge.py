@@ -118,7 +118,7 @@ def test_replicas_that_differ(write: bool) -> None:
 
 
 def test_replicas_that_nobody_wrote() -> None:
-    with pytest.raises(Mismatch, match=r"'b'.*rank 0.*no rank wrote"):
+    with pytest.raises(Mismatch, match=r"'b'.*ranks 0, 1.*no rank wrote"):
         merge(share(0, write_bias=False), share(1))
 
 

@@ -62,11 +62,32 @@ def test_activation_checkpointing_leaves_no_trace(family: Any) -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_sharded_tensors_are_refused_for_now(family: Any) -> None:
+def test_a_distributed_tensor_is_described_by_its_boxes(family: Any) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
     value = distribute_tensor(torch.zeros(4, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
     for one in (value, nn.Parameter(value)):
-        with pytest.raises(UnsupportedValue, match=r"model\.w: DTensor is not supported by this version"):
+        with pytest.raises(UnsupportedValue, match=r"model\.w: a DTensor has a share on every rank"):
             family.describe(one, "model.w")
+        ((local, spec),) = family.boxes(one, "model.w")
+        assert (spec.kind, spec.holders, spec.start, spec.size) == ("replicated", (0,), (0, 0), (4, 2))
+        assert local.data_ptr() == value.to_local().data_ptr()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_fully_sharded_module_is_its_own_memory(family: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    fully_shard(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    net(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    module, kept = family.expand([("model", net), ("opt", optimizer)], [])
+    assert module.live
+    assert list(module.state) == list(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).state_dict())
+    assert set(kept.state["state"]) == {f"model.{name}" for name, _ in net.named_parameters()}
+    step = kept.state["state"]["model.0.weight"]["step"]
+    assert family.boxes(step, "step") is None
+    assert family.boxes(kept.state["state"]["model.0.weight"]["exp_avg"], "e") is not None

@@ -30,6 +30,8 @@ class FrozenLeaf(msgspec.Struct, frozen=True, gc=False):
     value: Any
 
 
+Owner = tuple[str, ArrayFamily]
+"""The tag of references to a value, and its family."""
 Row = tuple[str, str, str, LeafSpec, tree.Node]
 """Of one tensor in the order of the walk: path, tag of its reference, name, what it is, and its node in the tree."""
 
@@ -57,6 +59,9 @@ class FrozenTree:
     per_rank: dict[str, tree.Node]
     leaves: list[FrozenLeaf]
     seen: Seen
+    mesh: dict[str, int] = field(default_factory=dict)
+    """Where this rank stands in the meshes of what is spread over ranks: dimension name -> coordinate. Of two meshes
+    with a dimension of one name, the first one that is met tells."""
     owners: list[Ownership] = field(default_factory=list)
     """Of tensors that change only when that is announced."""
 
@@ -79,7 +84,7 @@ def freeze_tree(state: Any, families: Families, before: Seen | None = None) -> F
     if len(seen.stored) < len(leaves):
         leaves = [leaves[index] for index in seen.stored]
     owners = [expansion.owned for expansion in expansions.values() if expansion.owned is not None]
-    return FrozenTree(common, freezer.per_rank, leaves, seen, owners)
+    return FrozenTree(common, freezer.per_rank, leaves, seen, freezer.mesh, owners)
 
 
 def freeze_metadata(metadata: Any) -> tree.Node:
@@ -105,7 +110,9 @@ class _Freezer:
     def __init__(self, families: Families, expansions: dict[int, Expansion], before: Seen) -> None:
         self._families = families
         self._expansions = expansions
-        self._owners: dict[type, tuple[str, ArrayFamily] | None] = {}
+        self._owners: dict[type, Owner | None] = {}
+        self._spread: dict[type, Owner] = {}
+        """Types of what is spread over ranks."""
         self._kind: LeafKind = "replicated"
         self._before = before
         self._expected = before.rows
@@ -115,15 +122,18 @@ class _Freezer:
         self.leaves: list[FrozenLeaf] = []
         """One for each row, tied ones included."""
         self.per_rank: dict[str, tree.Node] = {}
+        self.mesh: dict[str, int] = {}
 
     def leaf(self, path: str, value: Any) -> tree.Node | None:
         kind = type(value)
         try:
             owner = self._owners[kind]
         except KeyError:
-            owner = self._owners[kind] = self._owner_of(value)
+            owner = self._owners[kind] = self._owner_of(path, value)
         if owner is not None:
             return self._tensor(path, value, owner, None)
+        if kind in self._spread:
+            return self._boxes(path, value, self._spread[kind])
         if kind is PerRank:
             return self._own_slot(path, lambda: tree.encode(value.value, self.leaf, path=path))
         if kind is Sharded:
@@ -140,10 +150,14 @@ class _Freezer:
             )
         return None
 
-    def _owner_of(self, value: Any) -> tuple[str, ArrayFamily] | None:
-        """The tag of references to values of this type, and their family."""
+    def _owner_of(self, path: str, value: Any) -> Owner | None:
+        """The tag of references to values of this type, and their family; None also for what is spread over ranks,
+        which ``_spread`` then knows."""
         family = self._families.of(value)
         if family is None:
+            return None
+        if family.boxes(value, path) is not None:
+            self._spread[type(value)] = (family.name, family)
             return None
         return (f"stored_{type(value).__name__}" if family is self._families.blob else family.name), family
 
@@ -166,14 +180,49 @@ class _Freezer:
         return tree.per_rank(slot)
 
     def _sharded(self, path: str, value: Sharded) -> tree.Node:
-        owner = self._owner_of(value.local)
+        owner = self._owner_of(path, value.local)
         if owner is None or owner[1] is self._families.blob:
             raise UnsupportedValue(f"{path}: Sharded holds a {type(value.local).__name__}, not a tensor or array")
         local = owner[1].describe(value.local, path)
-        spec = replace(local, global_shape=tuple(value.global_shape), start=tuple(value.offsets), kind="sharded")
+        shape, start, size = tuple(value.global_shape), tuple(value.offsets), local.size
+        if 0 in shape:  # of no elements at all: everybody holds all of it
+            start, size = (0,) * len(shape), shape
+        alias = None if local.alias is None else (local.alias, shape, start)
+        spec = replace(local, global_shape=shape, start=start, size=size, kind="sharded", alias=alias)
         return self._tensor(path, value.local, owner, spec)
 
-    def _tensor(self, path: str, value: Any, owner: tuple[str, ArrayFamily], spec: LeafSpec | None) -> tree.Node:
+    def _boxes(self, path: str, value: Any, owner: Owner) -> tree.Node:
+        """A tensor that is spread over ranks: as many leaves as this rank holds boxes of it, all of one name."""
+        tag, family = owner
+        if self._kind == "per_rank":
+            raise UnsupportedValue(
+                f"{path}: PerRank holds a {type(value).__name__}, which is one tensor of all ranks: take it out of "
+                "PerRank, or save its to_local() there"
+            )
+        boxes = family.boxes(value, path) or ()
+        (local, spec), *others = boxes
+        node = self._tensor(path, local, owner, spec)
+        name = self.leaves[-1].name
+        for local, spec in others:
+            self._further_box(path, f"{tag} box", FrozenLeaf(name, spec, family, local), node)
+        for dimension, coordinate in family.coordinates(value).items():
+            self.mesh.setdefault(dimension, coordinate)
+        return node
+
+    def _further_box(self, path: str, tag: str, leaf: FrozenLeaf, node: tree.Node) -> None:
+        """One more leaf of the tensor that came last."""
+        index = len(self.leaves)
+        row = (path, tag, leaf.name, leaf.spec, node)
+        if index < len(self._expected) and self._expected[index][:3] == row[:3]:
+            if self._expected[index][3] != leaf.spec:
+                self._changed[index] = row
+        else:
+            if self._expected:
+                self._part()
+            self._rows.append(row)
+        self.leaves.append(leaf)
+
+    def _tensor(self, path: str, value: Any, owner: Owner, spec: LeafSpec | None) -> tree.Node:
         tag, family = owner
         index = len(self.leaves)
         if index >= len(self._expected):
@@ -193,7 +242,7 @@ class _Freezer:
         self.leaves.append(FrozenLeaf(name, known, family, value))
         return node
 
-    def _new(self, path: str, value: Any, owner: tuple[str, ArrayFamily], spec: LeafSpec | None) -> tree.Node:
+    def _new(self, path: str, value: Any, owner: Owner, spec: LeafSpec | None) -> tree.Node:
         """A tensor that the walk before did not meet here."""
         tag, family = owner
         if self._expected or not self._rows:

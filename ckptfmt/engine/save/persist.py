@@ -31,7 +31,8 @@ class WrittenPack:
 
 @dataclass(frozen=True)
 class Written:
-    """What one rank wrote. ``digests`` holds, per leaf of the plan, the digests of its chunks in order."""
+    """What one rank wrote. ``digests`` holds, per leaf of the plan, the digests of its chunks in order; empty byte
+    strings for what it neither wrote nor compares."""
 
     packs: tuple[WrittenPack, ...]
     digests: list[list[bytes]]
@@ -41,7 +42,7 @@ class Written:
 
 def check_space(backend: Backend, snapshot: Snapshot) -> None:
     """Raise ``OutOfSpace`` before the first byte is written if the packs cannot fit."""
-    needed = sum(pack.nbytes for pack in snapshot.plan.packs)
+    needed = sum(pack.nbytes for pack in snapshot.plan.packs if not pack.claims)
     free = backend.space()
     if free is not None and needed > free:
         raise OutOfSpace(
@@ -61,18 +62,23 @@ def write_packs(
     give_up: Callable[[], None],
     passing: Callable[[BackendError], None],
 ) -> Written:
-    """Write all packs into ``folder``. ``give_up`` is asked between units; it raises to stop the work. ``passing`` is
-    told each error after which a pack is written again.
+    """Write all packs into ``folder``, and take the digests of what other ranks write.
 
-    After an error nothing more of the snapshot is written: it is dropped.
+    ``give_up`` is asked between units; it raises to stop the work. ``passing`` is told each error after which a pack is
+    written again. After an error nothing more of the snapshot is written: it is dropped.
     """
     began = time.perf_counter()
     digests = [[b""] * checksum.chunk_count(spec.nbytes, checksum.CHUNK_BYTES) for _, spec in snapshot.names_and_specs]
     packs: list[WrittenPack] = []
     retries = 0
     try:
-        for index, planned in enumerate(snapshot.plan.packs):
-            name, attempts = _write_pack(backend, folder, rank, index, snapshot, digests, give_up, passing)
+        for planned in snapshot.plan.packs:
+            if planned.claims:
+                _hash(planned, snapshot, digests, give_up)
+                continue
+            name, attempts = _write_pack(
+                backend, folder, rank, len(packs), planned, snapshot, digests, give_up, passing
+            )
             packs.append(WrittenPack(name, planned.nbytes, len(planned.header), planned.header_digest))
             retries += attempts - 1
     except BaseException as error:
@@ -81,18 +87,39 @@ def write_packs(
     return Written(tuple(packs), digests, time.perf_counter() - began, retries)
 
 
+def _hash(planned: PackPlan, snapshot: Snapshot, digests: list[list[bytes]], give_up: Callable[[], None]) -> None:
+    """Take the digests of what another rank writes."""
+
+    def hash_unit(unit: Unit) -> None:
+        with snapshot.lend(unit) as image:
+            give_up()
+            _digest(unit, image, digests)
+
+    run_all(
+        [lambda unit=unit: hash_unit(unit) for unit in planned.units],  # type: ignore[misc]
+        threads=thread_count(),
+        name="ckptfmt-hash",
+    )
+
+
+def _digest(unit: Unit, image: memoryview, digests: list[list[bytes]]) -> None:
+    for chunk in unit.chunks:
+        at = chunk.offset - unit.start
+        digests[chunk.leaf][chunk.number] = checksum.digest(image[at : at + chunk.nbytes])
+
+
 def _write_pack(
     backend: Backend,
     folder: str,
     rank: int,
     index: int,
+    planned: PackPlan,
     snapshot: Snapshot,
     digests: list[list[bytes]],
     give_up: Callable[[], None],
     passing: Callable[[BackendError], None],
 ) -> tuple[str, int]:
     """Write one pack, under a new name after an error that may pass; returns its name and the number of attempts."""
-    planned = snapshot.plan.packs[index]
     for attempt in range(ATTEMPTS):
         name = layout.pack_name(rank, index, attempt)
         try:
@@ -131,9 +158,7 @@ def _write_object(
         def write(unit: Unit) -> None:
             with snapshot.lend(unit) as image:
                 give_up()
-                for chunk in unit.chunks:
-                    at = chunk.offset - unit.start
-                    digests[chunk.leaf][chunk.number] = checksum.digest(image[at : at + chunk.nbytes])
+                _digest(unit, image, digests)
                 writer.write_at(unit.start, image[: unit.stop - unit.start])
 
         run_all(

@@ -14,10 +14,22 @@ from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.patterns import Patterns, as_patterns, matches
-from ckptfmt.engine.plan import PackPlan, SavePlan, Signature, Unit, check_host_bytes_max, make_plan, signature_of
+from ckptfmt.engine.plan import (
+    ALL_WRITTEN,
+    PackPlan,
+    Roles,
+    SavePlan,
+    Signature,
+    Unit,
+    check_host_bytes_max,
+    make_plan,
+    signature_of,
+)
+from ckptfmt.engine.save.context import Ranks, ReplicaCheck
 from ckptfmt.engine.save.copies import Copies, Move, UnderWay
 from ckptfmt.engine.save.deferral import Deferral, Watch, watch_owned
 from ckptfmt.engine.save.freeze import FrozenTree, Seen, freeze_metadata, freeze_tree
+from ckptfmt.engine.save.owners import ALONE, roles_of
 from ckptfmt.engine.save.window import Window
 from ckptfmt.engine.transfer import copy_memory
 from ckptfmt.errors import CkptError
@@ -32,26 +44,41 @@ class Planner:
 
     def __init__(self) -> None:
         self._seen: Seen | None = None
+        self._ranks: Ranks | None = None
         self._signature: Signature = ()
-        self._plans: dict[tuple[frozenset[int], int | None], SavePlan] = {}
+        self._roles = ALL_WRITTEN
+        self._plans: dict[tuple[frozenset[int], int | None, Roles, ReplicaCheck], SavePlan] = {}
 
     def freeze(self, state: Any, families: Families) -> FrozenTree:
         return freeze_tree(state, families, self._seen)
 
     def plan(
-        self, frozen: FrozenTree, *, sync: frozenset[int] = frozenset(), host_bytes_max: int | None = None
+        self,
+        frozen: FrozenTree,
+        *,
+        ranks: Ranks = ALONE,
+        sync: frozenset[int] = frozenset(),
+        host_bytes_max: int | None = None,
     ) -> SavePlan:
         """``sync`` are the leaves to be written while training is blocked, by index."""
         named = frozen.seen.named
-        if frozen.seen is not self._seen:
+        if frozen.seen is not self._seen or ranks is not self._ranks:
             signature = signature_of(named)
             if self._signature != signature:
-                self._signature, self._plans = signature, {}
-            self._seen = frozen.seen
-        plan = self._plans.get((sync, host_bytes_max))
+                self._signature, self._plans, self._ranks = signature, {}, None
+            if len(ranks.members) > 1 or ranks is not self._ranks:  # who holds a box, too, is no part of the signature
+                self._roles = roles_of(named, ranks)
+            self._seen, self._ranks = frozen.seen, ranks
+        key = (sync, host_bytes_max, self._roles, ranks.replica_check)
+        plan = self._plans.get(key)
         if plan is None:
-            plan = make_plan(named, sync=sync, host_bytes_max=host_bytes_max)
-            self._plans[sync, host_bytes_max] = plan
+            plan = self._plans[key] = make_plan(
+                named,
+                sync=sync,
+                host_bytes_max=host_bytes_max,
+                roles=self._roles,
+                compared=ranks.replica_check == "full",
+            )
         return plan
 
 
@@ -67,6 +94,7 @@ class Snapshot:
         self.common = frozen.common
         self.per_rank = frozen.per_rank
         self.aliases = frozen.aliases
+        self.mesh = frozen.mesh
         self.names_and_specs = frozen.seen.named
         self.metadata = metadata
         self.plan = plan
@@ -214,12 +242,14 @@ def take_snapshot(
     families: Families,
     planner: Planner,
     arena: Arena,
+    ranks: Ranks = ALONE,
     sync: Patterns | None = None,
     host_bytes_max: int | None = None,
     deferred: bool = False,
 ) -> Snapshot:
     """Begin the snapshot of ``state`` and ``metadata``. ``Snapshot.freeze``, once the writer runs, ends it.
 
+    What several of ``ranks`` hold is written by one of them; the others freeze it, too, to compare it.
     Tensors whose names match ``sync`` are not held in memory but written while training is blocked. With a
     ``host_bytes_max`` (bytes) below the state nothing is held whole: what is written makes room for the rest.
     If ``deferred``, what optimizers own may still have to be copied: ``Snapshot.deferral`` does that.
@@ -233,7 +263,7 @@ def take_snapshot(
         frozen = planner.freeze(state, families)
         frozen_metadata = freeze_metadata(metadata)
         chosen = _chosen(frozen, patterns)
-        plan = planner.plan(frozen, sync=chosen, host_bytes_max=host_bytes_max)
+        plan = planner.plan(frozen, ranks=ranks, sync=chosen, host_bytes_max=host_bytes_max)
         if plan.passing:
             arena.trim(plan.arena_bytes)
         arena.reserve(plan.arena_bytes)
@@ -260,6 +290,7 @@ def plan_state(
     *,
     families: Families,
     planner: Planner,
+    ranks: Ranks = ALONE,
     sync: Patterns | None = None,
     host_bytes_max: int | None = None,
 ) -> SavePlan:
@@ -267,4 +298,4 @@ def plan_state(
     check_host_bytes_max(host_bytes_max)
     frozen = planner.freeze(state, families)
     chosen = _chosen(frozen, as_patterns(sync, "sync"))
-    return planner.plan(frozen, sync=chosen, host_bytes_max=host_bytes_max)
+    return planner.plan(frozen, ranks=ranks, sync=chosen, host_bytes_max=host_bytes_max)
