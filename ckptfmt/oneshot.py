@@ -90,9 +90,9 @@ def load(
 
     ``device`` None is the CPU, whatever the tensors were saved from. ``framework="saved"`` gives torch tensors where
     torch was saved and is installed, else numpy arrays. All bytes are verified unless ``verify=False``. Tensors of one
-    load share memory: it is freed when the last of them goes. Tied tensors come back as one object, those that are spread
-    over ranks whole. Of what each rank kept for itself (``PerRank``, ``Rng``) comes that of the saved rank ``rank``, which
-    has to be named if there is more than one.
+    load share memory: it is freed when the last of them goes. Tied tensors come back as one object, those that are
+    spread over ranks whole. Of what each rank kept for itself (``PerRank``, ``Rng``) comes that of the saved rank
+    ``rank``, which has to be named if there is more than one.
     Raises ``NotFound``, ``NotCommitted``, ``Mismatch``, ``Corrupt`` (tensor, object, offset), ``Unverifiable``.
     """
     reference = merge(parse_reference(url), run=run, at=at)
@@ -126,10 +126,10 @@ def restore(
     the state, and an error says which tensors were already changed. ``keys`` selects live names, ``rename`` maps saved
     names to live ones (a function, or a mapping of dotted prefixes), ``cast`` allows dtype changes and reports them.
 
-    Tensors that are spread over ranks, saved or live, in whatever layout, take their share: only chunks that hold some of
-    it are read. What each rank kept for itself (``PerRank``, ``Rng``) goes to the same rank at the same world size; at
-    another one it is a ``Mismatch``, unless ``map`` says whose each rank gets (a function, or a mapping: rank -> saved
-    rank). The rank is that of torch.distributed where it is initialised, else of $RANK and $WORLD_SIZE.
+    Tensors that are spread over ranks, saved or live, in whatever layout, take their share: only chunks that hold some
+    of it are read. What each rank kept for itself (``PerRank``, ``Rng``) goes to the same rank at the same world size;
+    at another one it is a ``Mismatch``, unless ``map`` says whose each rank gets (a function, or a mapping: rank ->
+    saved rank). The rank is that of torch.distributed where it is initialised, else of $RANK and $WORLD_SIZE.
     """
     reference = merge(parse_reference(url), run=run, at=at)
     connection = connect.open_site(reference.url, mode="r", catalog=catalog, storage_options=storage_options)

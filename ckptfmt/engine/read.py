@@ -27,7 +27,7 @@ _SHOWN_REGIONS_MAX = 256
 class StoredBox(msgspec.Struct, frozen=True, gc=False):
     """One box as the manifest records it: where its bytes are, and what they must hash to.
 
-    Of a box of which only some chunks are read (``run_of``) ``offset``, ``nbytes`` and ``digests`` are those of the chunks.
+    Where only some of its chunks are read (``run_of``) ``offset``, ``nbytes`` and ``digests`` are those of the chunks.
     """
 
     tensor: str

@@ -47,10 +47,12 @@ def image_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
 
 
 class Job:
-    """A small model with rows that no number of ranks divides, on a mesh: ``tp`` ranks share each layer. ``wide`` adds a
-    larger layer of so many rows."""
+    """A small model with rows that no number of ranks divides, on a mesh: ``tp`` ranks share each layer. ``wide`` adds
+    a larger layer of so many rows."""
 
-    def __init__(self, world_size: int, *, tp: int = 1, wide: int = 0, kind: Any = torch.optim.AdamW, **options: Any) -> None:
+    def __init__(
+        self, world_size: int, *, tp: int = 1, wide: int = 0, kind: Any = torch.optim.AdamW, **options: Any
+    ) -> None:
         torch.manual_seed(world_size + tp)
         self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 10), nn.LayerNorm(10))
         if wide:
@@ -370,7 +372,9 @@ def test_what_does_not_fit_is_told_for_a_spread_tensor_too(tmp_path: Path) -> No
 def test_boxes_of_one_s_own_and_dtensors_are_the_same_on_storage(tmp_path: Path) -> None:
     """What ``Sharded`` saved a DTensor takes, and the other way round."""
     array = torch.arange(21, dtype=torch.float64).reshape(7, 3)
-    opened = save([{"w": Sharded(array[:2].clone(), (7, 3), (0, 0))}, {"w": Sharded(array[2:].clone(), (7, 3), (2, 0))}])
+    opened = save(
+        [{"w": Sharded(array[:2].clone(), (7, 3), (0, 0))}, {"w": Sharded(array[2:].clone(), (7, 3), (2, 0))}]
+    )
     folder = tmp_path / "g"
 
     def work(rank: int, size: int) -> Any:

@@ -111,7 +111,7 @@ class _Rows(NamedTuple):
     """Rows of ``nbytes`` that lie ``strides`` apart: here from ``source`` on, there from ``target`` on."""
 
     nbytes: int
-    count: tuple[int, ...]
+    counts: tuple[int, ...]
     source: int
     source_strides: tuple[int, ...]
     target: int
@@ -163,7 +163,7 @@ class Copies:
         """Make them, on several threads."""
         copy_memory(self._moves)
         tasks = [
-            lambda target=target, source=source: np.copyto(target, source)  # type: ignore[misc]
+            lambda target=target, source=source: np.copyto(target, source)
             for rows in self._rows
             for target, source in _pieces(rows)
         ]
@@ -171,7 +171,7 @@ class Copies:
 
 
 def _row_by_row(rows: _Rows) -> Iterator[tuple[int, int, int]]:
-    for index in product(*map(range, rows.count)):
+    for index in product(*map(range, rows.counts)):
         source = rows.source + sum(map(mul, index, rows.source_strides))
         target = rows.target + sum(map(mul, index, rows.target_strides))
         yield target, source, rows.nbytes
@@ -194,8 +194,8 @@ class _At:
 
 def _pieces(rows: _Rows) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """(target, source) as arrays of rows, in pieces along the first dimension."""
-    target = np.asarray(_At(rows.target, rows.nbytes, rows.count, rows.target_strides))
-    source = np.asarray(_At(rows.source, rows.nbytes, rows.count, rows.source_strides))
-    step = max(1, _PIECE_BYTES * rows.count[0] // (rows.nbytes * volume(rows.count)))
-    for at in range(0, rows.count[0], step):
+    target = np.asarray(_At(rows.target, rows.nbytes, rows.counts, rows.target_strides))
+    source = np.asarray(_At(rows.source, rows.nbytes, rows.counts, rows.source_strides))
+    step = max(1, _PIECE_BYTES * rows.counts[0] // (rows.nbytes * volume(rows.counts)))
+    for at in range(0, rows.counts[0], step):
         yield target[at : at + step], source[at : at + step]

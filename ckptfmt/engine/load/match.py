@@ -180,9 +180,7 @@ class Matcher:
             self.plan.applies.append(apply)
         return None
 
-    def _made(
-        self, node: tree.Node, expansion: Expansion, translate: Callable[[Any], Any] | None
-    ) -> Mapping[str, Any]:
+    def _made(self, node: tree.Node, expansion: Expansion, translate: Callable[[Any], Any] | None) -> Mapping[str, Any]:
         """The tensors that the object makes for a part of its state, since nobody else knows how they lie."""
         if expansion.make is None:
             return {}

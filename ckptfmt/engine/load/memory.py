@@ -29,7 +29,7 @@ class Memory:
             shifts.append(region.memory_offset - region.start)
 
     def address(self, pack: str, offset: int) -> int:
-        """Where the byte at ``offset`` of ``pack``, one of those that were read, lies as long as this memory is held."""
+        """Where a byte of ``pack`` that was read lies as long as this memory is held."""
         starts, shifts = self._packs[pack]
         return self._base + offset + shifts[bisect_right(starts, offset) - 1]
 

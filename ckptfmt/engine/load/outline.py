@@ -11,7 +11,7 @@ from ckptfmt.ports.arrays import Outline
 
 
 def outline_of(node: tree.Node, view: RankView) -> Any:
-    """Mappings as dicts, lists and tuples as lists, text as it is, an ``Outline`` for each tensor, None for all else."""
+    """Mappings as dicts, lists and tuples as lists, texts as they are, an ``Outline`` for each tensor; else None."""
     name = tensor_name(node)
     if name is not None:
         row = view.opened.stored.find(name, view.rank)

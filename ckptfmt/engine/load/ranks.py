@@ -92,8 +92,8 @@ def view_for_restore(opened: Opened, *, rank: int, world_size: int, map: RankMap
     return RankView(
         opened,
         None,
-        f"here is rank {rank} of {world_size}: say whose value each rank gets with map= (a function or mapping: rank -> "
-        "saved rank), or leave it out with keys=",
+        f"here is rank {rank} of {world_size}: say whose value each rank gets with map= (a function or mapping: rank "
+        "-> saved rank), or leave it out with keys=",
     )
 
 

@@ -98,9 +98,7 @@ class TensorMatcher:
             self._plan.problems.append(f"{path}: saved shape {list(row.shape)}, live shape {list(spec.global_shape)}")
             return False
         if spec.dtype != row.dtype and not self._cast:
-            self._plan.problems.append(
-                f"{path}: saved dtype {row.dtype}, live dtype {spec.dtype} (cast=True converts)"
-            )
+            self._plan.problems.append(f"{path}: saved dtype {row.dtype}, live dtype {spec.dtype} (cast=True converts)")
             return False
         return True
 
