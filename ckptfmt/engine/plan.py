@@ -133,8 +133,8 @@ def make_plan(
     """Lay ``leaves`` out in packs. Pure arithmetic: nothing is allocated or written.
 
     The leaves in ``sync`` get packs of their own, the first ones, which pass through the window. With a
-    ``host_bytes_max`` (bytes) that cannot hold the rest as well, all packs do. Of the claims among the ``roles`` only the
-    digests are taken, and only if they are ``compared``.
+    ``host_bytes_max`` (bytes) that cannot hold the rest as well, all packs do. Of the claims among the ``roles``
+    only the digests are taken, and only if they are ``compared``.
     """
     entries = [
         pack.PackEntry(

@@ -106,7 +106,9 @@ def test_every_way_stores_the_same_bytes(
     assert writing.written is not None, writing.error
     found = stored(backend, snapshot, writing.written)
     for name, data in wanted.items():
-        assert found[snapshot.aliases.get(name, name)] == data, name
+        # A rank that holds no element of a tensor has no box of it.
+        absent = b"" if isinstance(state[name], ckptfmt.Sharded) else None
+        assert found.get(snapshot.aliases.get(name, name), absent) == data, name
     if host_bytes_max is not None:
         assert snapshot.plan.arena_bytes <= host_bytes_max
     if sync == "*":
