@@ -40,7 +40,8 @@ class Sessions(Protocol):
 class Database(Protocol):
     """Where a catalog URL leads to. Nothing is opened before a method needs it."""
 
-    dialect: Literal["sqlite", "postgresql"]
+    @property
+    def dialect(self) -> Literal["sqlite", "postgresql"]: ...
 
     def exists(self) -> bool:
         """Whether there is something to be opened. A server is not asked: opening tells."""

@@ -108,7 +108,8 @@ class PostgresServer:
 
     def kill(self) -> None:
         """A crash: every process of it ends at once."""
-        assert self._process is not None
+        if self._process is None:
+            return
         everyone = self._everyone()
         for pid in everyone:
             _send(pid, signal.SIGKILL)
@@ -132,8 +133,9 @@ class PostgresServer:
         """The server and its children, which are sessions of their own; the server stands still meanwhile."""
         assert self._process is not None
         _send(self._process.pid, signal.SIGSTOP)
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        return [self._process.pid, *map(int, children)]
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        pids = children.read_text().split() if self._process.poll() is None else []
+        return [self._process.pid, *map(int, pids)]
 
     def run(self, sql: str, *, database: str = "postgres", **values: Any) -> list[tuple[Any, ...]]:
         """Run statements past everything that is under test; the rows of the only one, if it returns any."""
@@ -211,7 +213,7 @@ def postgres_server(*, fsync: bool = False, settings: dict[str, Any] | None = No
             server.start()
             yield server
         finally:
-            server.stop()
+            server.kill()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -15,6 +15,7 @@ import pytest
 
 from ckptfmt.catalog.clock import to_text
 from ckptfmt.catalog.open import open_catalog
+from ckptfmt.catalog.schema import metadata
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.testing.catalogs import OTHER_REPOSITORY, REPOSITORY, MakeCatalog, RawSql
 
@@ -85,6 +86,25 @@ def pg_database(postgres: PostgresServer, pg_template: str) -> Iterator[str]:
     name = postgres.new_database(pg_template)
     yield name
     postgres.run(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def pg_shared(postgres: PostgresServer, pg_template: str) -> str:
+    """A database for test after test, by name: to copy one takes a fifth of a second."""
+    return postgres.new_database(pg_template)
+
+
+@pytest.fixture
+def pg_emptied(postgres: PostgresServer, pg_shared: str) -> str:
+    """The same as a copy of the template, for tests that leave the schema as it is."""
+    tables = ", ".join(set(metadata.tables) - {"catalog_meta"})
+    known = ", ".join(f"('{uuid}', '/ckpts', now())" for uuid in (REPOSITORY, OTHER_REPOSITORY))
+    postgres.run(
+        f"SET session_replication_role = replica; TRUNCATE {tables} RESTART IDENTITY; "
+        f"INSERT INTO repositories (uuid, url, created_at) VALUES {known}; UPDATE catalog_meta SET epoch = 1",
+        database=pg_shared,
+    )
+    return pg_shared
 
 
 @pytest.fixture

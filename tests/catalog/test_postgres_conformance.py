@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
+def pg_database(pg_emptied: str) -> str:
+    return pg_emptied
+
+
+@pytest.fixture
 def make_catalog(pg_make_catalog: MakeCatalog) -> MakeCatalog:
     return pg_make_catalog
 
