@@ -16,7 +16,7 @@ import msgspec
 import zstandard
 
 from ckptfmt.errors import FormatError, InvalidInput, UnsupportedVersion, Unverifiable
-from ckptfmt.format import checksum, strict_json, tables, written
+from ckptfmt.format import checksum, extents, strict_json, tables, written
 from ckptfmt.format.tables import BoxTable, PackRow, TensorTable
 from ckptfmt.format.tree_walk import marks as find_marks
 from ckptfmt.format.tree_walk import parse_node
@@ -220,7 +220,7 @@ def validate(manifest: Manifest) -> Sound:
     tensors, boxes = manifest.tensors, manifest.boxes
     tensor_bytes, names = check_shared(manifest, what)
     sizes = tables.check_boxes(tensors, boxes, tensor_bytes, manifest.chunk_bytes, what, tiled=True)
-    tables.check_extents(tensors, boxes, sizes.nbytes, manifest.packs, what)
+    extents.check_extents(tensors, boxes, sizes.nbytes, manifest.packs, what)
     if not sizes.whole:
         tables.check_tilings(tensors, boxes, manifest.packs, what)
     ranks = [row.rank for row in manifest.ranks]

@@ -1,10 +1,13 @@
-"""The boxes of several parts as one table, each once, and what ranks claim to hold besides compared with it."""
+"""The boxes of several parts as one table, each once, and what ranks claim to hold besides compared with it.
+
+There may be a million boxes, so they stay columns: one part's behind the other's, and an order in which to read them.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, repeat
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate, chain, repeat
 from operator import itemgetter
 from typing import Any, Final
 
@@ -12,11 +15,6 @@ from ckptfmt.format.merge_rows import TensorUnion
 from ckptfmt.format.part import Part
 from ckptfmt.format.tables import BoxTable, Extent, PackRow
 
-_Stored = tuple[Extent, Extent, int, int, str, int]
-"""A box as some rank wrote it: start, size, pack of the union, offset, digests, rank."""
-_WHERE = itemgetter(0, 1)
-_DIGESTS: Final = 4
-_RANK: Final = 5
 _SHOWN: Final = 8
 
 
@@ -25,24 +23,21 @@ class BoxUnion:
     claims that nobody wrote, are added to ``problems``."""
 
     def __init__(self, parts: Sequence[Part], tensors: TensorUnion, problems: list[str]) -> None:
+        self._parts = parts
         self._tensors = tensors
         self.packs: list[PackRow] = []
-        self._stored: list[list[_Stored]] = [[] for _ in tensors.all.name]
-        self._claimed = bytearray(len(self._stored))
+        self._pack_places = self._unite_packs(parts, problems)
+        self._first_box = list(accumulate([len(part.boxes.tensor) for part in parts], initial=0))
         self._differing: dict[tuple[int, Extent, Extent], tuple[int, list[int]]] = {}
         """Row and box -> who wrote it, and the ranks whose copies differ."""
         self._unwritten: dict[tuple[int, Extent, Extent], list[int]] = {}
-        for part, rows, packs in zip(parts, tensors.rows, self._unite_packs(parts, problems), strict=True):
-            table = part.boxes
-            columns = (table.start, table.size, map(packs.__getitem__, table.pack), table.offset, table.digests)
-            stored = zip(*columns, repeat(part.rank), strict=False)
-            for row, box in zip(map(rows.__getitem__, table.tensor), stored, strict=False):
-                self._stored[row].append(box)
-        for row, boxes in enumerate(self._stored):
-            if len(boxes) > 1:
-                boxes.sort()
-                if len(set(map(_WHERE, boxes))) < len(boxes):
-                    self._stored[row] = self._once(row, boxes)
+        self._start = self._column("start")
+        self._size = self._column("size")
+        self._digests = self._column("digests")
+        self._rows, self._order = _by_row(parts, tensors.rows)
+        """The row of every box, and where it stands in the columns."""
+        self._sort()
+        self._claimed: set[int] = set()
         for part, rows in zip(parts, tensors.rows, strict=True):
             if part.claims.tensor:
                 self._check_claims(part, rows)
@@ -64,28 +59,61 @@ class BoxUnion:
             places.append(at)
         return places
 
-    def _once(self, row: int, boxes: Sequence[_Stored]) -> list[_Stored]:
-        """Several ranks wrote one box: the lowest one's is taken."""
-        found: dict[tuple[Extent, Extent], _Stored] = {}
-        for box in sorted(boxes, key=itemgetter(0, 1, _RANK)):
-            seen = found.setdefault(_WHERE(box), box)
-            if seen[_DIGESTS] != box[_DIGESTS]:
-                self._differ(row, seen, box[_RANK])
+    def _column(self, name: str) -> list[Any]:
+        return list(chain.from_iterable(getattr(part.boxes, name) for part in self._parts))
+
+    def _rank_of(self, box: int) -> int:
+        return self._parts[bisect_right(self._first_box, box) - 1].rank
+
+    def _sort(self) -> None:
+        """Bring the boxes of each row into the order of their starts, and leave out those that a lower rank wrote."""
+        starts = _picked(self._start, self._order)
+        first = 0
+        changed: list[tuple[int, int, list[int]]] = []
+        while first < len(starts):
+            last = bisect_right(self._rows, self._rows[first], first)
+            mine = starts[first:last]
+            if len(mine) > 1 and (len(set(mine)) < len(mine) or mine != sorted(mine)):
+                changed.append((first, last, self._once(self._rows[first], self._order[first:last])))
+            first = last
+        for first, last, boxes in reversed(changed):
+            self._order[first:last] = boxes
+            self._rows[first:last] = [self._rows[first]] * len(boxes)
+        self._starts = _picked(self._start, self._order) if changed else starts
+
+    def _once(self, row: int, boxes: Sequence[int]) -> list[int]:
+        found: dict[tuple[Extent, Extent], int] = {}
+        for box in sorted(boxes, key=lambda box: (self._start[box], self._size[box], box)):
+            seen = found.setdefault((self._start[box], self._size[box]), box)
+            if self._digests[seen] != self._digests[box]:
+                self._differ(row, seen, self._rank_of(box))
         return list(found.values())
 
     def _check_claims(self, part: Part, rows: Sequence[int]) -> None:
         table = part.claims
-        columns = (map(rows.__getitem__, table.tensor), table.start, table.size, table.digests)
-        for row, start, size, digests in zip(*columns, strict=True):
-            self._claimed[row] = 1
-            seen = _find(self._stored[row], start, size)
+        claimed = list(map(rows.__getitem__, table.tensor))
+        self._claimed.update(claimed)
+        for row, start, size, digests in zip(claimed, table.start, table.size, table.digests, strict=True):
+            seen = self._find(row, start, size)
             if seen is None:
                 self._unwritten.setdefault((row, start, size), []).append(part.rank)
-            elif digests and seen[_DIGESTS] != digests:
+            elif digests and self._digests[seen] != digests:
                 self._differ(row, seen, part.rank)
 
-    def _differ(self, row: int, seen: _Stored, rank: int) -> None:
-        self._differing.setdefault((row, *_WHERE(seen)), (seen[_RANK], []))[1].append(rank)
+    def _find(self, row: int, start: Extent, size: Extent) -> int | None:
+        """The place in the columns of the box that is written for ``row``, or None."""
+        at = bisect_left(self._rows, row)
+        last = bisect_right(self._rows, row, at)
+        for i in range(bisect_left(self._starts, start, at, last), last):
+            if self._starts[i] != start:
+                break
+            if self._size[self._order[i]] == size:
+                return self._order[i]
+        return None
+
+    def _differ(self, row: int, seen: int, rank: int) -> None:
+        box = (row, self._start[seen], self._size[seen])
+        self._differing.setdefault(box, (self._rank_of(seen), []))[1].append(rank)
 
     def _tell(self, problems: list[str]) -> None:
         for (row, start, size), (writer, ranks) in self._differing.items():
@@ -114,30 +142,54 @@ class BoxUnion:
             row = self._tensors.row_of(other)
             if row is None:
                 continue
-            if self._stored[row] or self._claimed[row]:
+            at = bisect_left(self._rows, row)
+            if row in self._claimed or (at < len(self._rows) and self._rows[at] == row):
                 problems.append(f"{other!r} is tied to {name!r} on some ranks, and a tensor of its own on others")
             tied.add(row)
         return tied
 
     def table(self, dropped: Collection[int]) -> BoxTable:
-        """All boxes in the order of the tensors, then of their starts; without those of ``dropped`` rows."""
-        kept = [boxes for row, boxes in enumerate(self._stored) if row not in dropped]
-        flat = list(chain.from_iterable(kept))
+        """All boxes in the order of the tensors, then of their starts. No row that is ``dropped`` has any: those that
+        follow it move up."""
+        rows: list[int] = self._rows
+        if dropped:
+            moved = list(accumulate([row not in dropped for row in range(len(self._tensors.all.name))], initial=0))
+            rows = list(map(moved.__getitem__, rows))
+        packs: Iterable[int] = chain.from_iterable(
+            map(places.__getitem__, part.boxes.pack) if len(places) > 1 else repeat(places[0], len(part.boxes.pack))
+            for part, places in zip(self._parts, self._pack_places, strict=True)
+            if part.boxes.pack
+        )
         return BoxTable(
-            tensor=list(chain.from_iterable(map(repeat, range(len(kept)), map(len, kept)))),
-            start=[box[0] for box in flat],
-            size=[box[1] for box in flat],
-            pack=[box[2] for box in flat],
-            offset=[box[3] for box in flat],
-            digests=[box[4] for box in flat],
+            tensor=rows,
+            start=self._starts,
+            size=_picked(self._size, self._order),
+            pack=_picked(list(packs), self._order),
+            offset=_picked(self._column("offset"), self._order),
+            digests=_picked(self._digests, self._order),
         )
 
 
-def _find(boxes: Sequence[_Stored], start: Extent, size: Extent) -> _Stored | None:
-    """Find a box among those of one tensor, which are sorted."""
-    where: Any = (start, size)
-    i = bisect_left(boxes, where) if len(boxes) > 1 else 0
-    return boxes[i] if i < len(boxes) and boxes[i][:2] == where else None
+def _by_row(parts: Sequence[Part], rows_of: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """The rows of all boxes, ascending, and where these boxes stand in the columns; boxes of one row by rank."""
+    import numpy as np  # here: reading a manifest, which begins with this package, needs none
+
+    known: dict[tuple[int, int], Any] = {}
+    pieces = []
+    for part, rows in zip(parts, rows_of, strict=True):
+        table = part.boxes.tensor
+        piece = known.get((id(rows), id(table)))
+        if piece is None:
+            piece = known[id(rows), id(table)] = np.asarray(rows, np.int64)[np.asarray(table, np.int64)]
+        pieces.append(piece)
+    flat = np.concatenate(pieces)
+    order = np.argsort(flat, kind="stable")
+    return flat[order].tolist(), order.tolist()
+
+
+def _picked(column: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """The items at these places, much faster than one by one."""
+    return list(itemgetter(*order)(column)) if len(order) > 1 else [column[i] for i in order]
 
 
 def _shown(ranks: Sequence[int]) -> str:

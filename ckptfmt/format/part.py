@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from ckptfmt.errors import FormatError
-from ckptfmt.format import tables
+from ckptfmt.format import extents, tables
 from ckptfmt.format.manifest import (
     Shared,
     build,
@@ -92,7 +92,7 @@ def check_own(part: Part, tensor_bytes: list[int], what: str) -> None:
         raise FormatError(f"{what}: it lists a new pack of another rank")
     sizes = tables.check_boxes(part.tensors, part.boxes, tensor_bytes, part.chunk_bytes, what)
     _check_claims(part, tensor_bytes, f"{what}, claims")
-    tables.check_extents(part.tensors, part.boxes, sizes.nbytes, part.packs, what)
+    extents.check_extents(part.tensors, part.boxes, sizes.nbytes, part.packs, what)
     if not sizes.whole:
         _check_held(part, what)
 

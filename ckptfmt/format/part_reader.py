@@ -5,21 +5,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
+from operator import le, sub
 from typing import Any, Final
 
 import msgspec
 
 from ckptfmt.format import checksum, tables
 from ckptfmt.format.manifest import READ_FEATURES
-from ckptfmt.format.part import Part, check_own, decode_part, described
-from ckptfmt.format.tables import BoxTable, ClaimTable, Extent, TensorTable
+from ckptfmt.format.part import PART_BYTES_MAX, Part, check_own, decode_part, described
+from ckptfmt.format.tables import BoxTable, ClaimTable, TensorTable
 from ckptfmt.format.tree_walk import marks
 from ckptfmt.format.trees import Trees, check_references
 from ckptfmt.format.verdict import VERSION
 
-_SHARED: Final = ("aliases", "tree")
-_COLUMNS: Final = ("name", "kind", "dtype", "shape")
-"""Of the tensors: all but their owners."""
+_TABLES: Final[dict[str, type[msgspec.Struct]]] = {"tensors": TensorTable, "boxes": BoxTable, "claims": ClaimTable}
+_TEXTS: Final = ("aliases", "tree")
+"""Members besides tables that are read as texts."""
+_EQUAL: Final = (*_TEXTS, "tensors.name", "tensors.kind", "tensors.dtype", "tensors.shape")
+"""What has to be as it was in another part, for anything of that to be used."""
+_LAYOUT: Final = ("boxes.tensor", "boxes.size", "boxes.pack", "boxes.offset")
+"""What is equal, besides, where each rank has an equal share of every tensor."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +33,15 @@ class _Model:
     """A part that has been read and checked whole, and the texts of what others may have in common with it."""
 
     part: Part
-    texts: tuple[bytes, ...]
+    texts: dict[str, bytes]
+    values: dict[str, Any]
+    """The columns, by the same names."""
     own: tuple[int, ...]
-    """The rows that belong to the rank."""
+    """The tensors that belong to the rank."""
     tensor_bytes: list[int]
     names: dict[str, Any]
+    limits: list[int]
+    """The greatest starts that keep the boxes within their tensors, one dimension after the other."""
 
 
 class PartReader:
@@ -54,7 +64,12 @@ class PartReader:
 
 
 def _raw(stored: bytes) -> Any | None:
-    """The members of a part that this version may have written, with those in common left as texts."""
+    """The members of a part that this version may have written, columns and what is in common left as texts.
+
+    Members that stand twice, or are unknown, would be gone in the same text written again; a column has no members.
+    """
+    if len(stored) > PART_BYTES_MAX:
+        return None
     try:
         raw = msgspec.json.decode(stored, type=_raw_part())
         if msgspec.json.encode(raw) != stored:
@@ -65,65 +80,106 @@ def _raw(stored: bytes) -> Any | None:
     return raw if known and READ_FEATURES.issuperset(raw.read_features) else None
 
 
-def _texts(raw: Any) -> tuple[bytes, ...]:
-    return (
-        *(bytes(getattr(raw, name)) for name in _SHARED),
-        *(bytes(getattr(raw.tensors, name)) for name in _COLUMNS),
-    )
+def _texts(raw: Any) -> dict[str, bytes]:
+    found = {name: bytes(getattr(raw, name)) for name in _TEXTS}
+    for table, type_ in _TABLES.items():
+        of = getattr(raw, table)
+        found |= {f"{table}.{column}": bytes(getattr(of, column)) for column in type_.__struct_fields__}
+    return found
 
 
 def _model(part: Part, raw: Any) -> _Model:
+    shapes = map(part.tensors.shape.__getitem__, part.boxes.tensor)
     return _Model(
         part=part,
         texts=_texts(raw),
+        values={
+            f"{table}.{column}": getattr(getattr(part, table), column)
+            for table, type_ in _TABLES.items()
+            for column in type_.__struct_fields__
+        },
         own=tuple([row for row, rank in enumerate(part.tensors.rank) if rank >= 0]),
         tensor_bytes=tables.check_tensors(part.tensors, len(set(part.tensors.name)), described(part)),
         names=dict.fromkeys([*part.tensors.name, *part.aliases]),
+        limits=list(map(sub, chain.from_iterable(shapes), chain.from_iterable(part.boxes.size))),
     )
 
 
 def _like(raw: Any, model: _Model) -> Part | None:
     """The part, if it has in common with the model what parts may have in common. Errors for what is its own."""
-    of = model.part
-    if _texts(raw) != model.texts or raw.per_rank.keys() != of.per_rank.keys() or marks(raw.metadata):
+    texts, of = _texts(raw), model.part
+    if any(texts[name] != model.texts[name] for name in _EQUAL):
+        return None
+    if raw.per_rank.keys() != of.per_rank.keys() or marks(raw.metadata):
+        return None
+    try:
+        values = {
+            name: model.values[name] if text == model.texts[name] else _decoder(name).decode(text)
+            for name, text in texts.items()
+            if name not in _TEXTS
+        }
+    except msgspec.MsgspecError:
         return None
     owners = [-1] * len(of.tensors.name)
     for row in model.own:
         owners[row] = raw.rank
-    if raw.tensors.rank != owners:
+    if values["tensors.rank"] != owners:
         return None
-    try:
-        start, size = (msgspec.json.decode(text, type=list[Extent]) for text in (raw.boxes.start, raw.boxes.size))
-    except msgspec.MsgspecError:
-        return None
-    tensors = TensorTable(of.tensors.name, of.tensors.kind, owners, of.tensors.dtype, of.tensors.shape)
-    boxes = BoxTable(raw.boxes.tensor, start, size, raw.boxes.pack, raw.boxes.offset, raw.boxes.digests)
-    claims = ClaimTable(raw.claims.tensor, raw.claims.start, raw.claims.size, raw.claims.digests)
-    fields = {name: getattr(raw, name) for name in Part.__struct_fields__}
-    fields |= {name: getattr(of, name) for name in _SHARED}
-    part = Part(**fields | {"tensors": tensors, "boxes": boxes, "claims": claims})
+    fields = {name: getattr(raw, name) for name in Part.__struct_fields__} | {
+        name: getattr(of, name) for name in _TEXTS
+    }
+    for table, type_ in _TABLES.items():
+        fields[table] = type_(*(values[f"{table}.{column}"] for column in type_.__struct_fields__))
+    part = Part(**fields)
     what = described(part)
     tables.check_packs(part.packs, what)
-    check_own(part, model.tensor_bytes, what)
+    if not _is_alike(part, model, all(texts[name] == model.texts[name] for name in _LAYOUT)):
+        check_own(part, model.tensor_bytes, what)
     check_references(Trees(per_rank={str(part.rank): part.per_rank}), model.names, what)
     return part
 
 
+def _is_alike(part: Part, model: _Model, laid_out_alike: bool) -> bool:
+    """Whether a part without claims whose boxes are as large as the model's, and lie where those lie in packs of the
+    same sizes, is sound. False also where that can't be told."""
+    of = model.part
+    if not laid_out_alike or part.claims.tensor or of.claims.tensor or part.world_size != of.world_size:
+        return False
+    packs = [(pack.nbytes, pack.header_bytes, pack.rank, pack.generation) for pack in part.packs]
+    if (
+        packs != [(pack.nbytes, pack.header_bytes, part.rank, None) for pack in of.packs]
+        or part.rank >= part.world_size
+    ):
+        return False
+    if part.chunk_bytes != of.chunk_bytes or any(pack.generation is not None for pack in of.packs):
+        return False
+    boxes, known = part.boxes, of.boxes
+    if list(map(len, boxes.start)) != list(map(len, known.start)):
+        return False
+    if list(map(len, boxes.digests)) != list(map(len, known.digests)):
+        return False
+    if not all(map(le, chain.from_iterable(boxes.start), model.limits)):
+        return False
+    return not "".join(boxes.digests).encode("utf-8").translate(None, b"0123456789abcdef")
+
+
+@cache
+def _decoder(column: str) -> msgspec.json.Decoder[Any]:
+    table, _, name = column.partition(".")
+    types = {field.name: field.type for field in msgspec.structs.fields(_TABLES[table])}
+    return msgspec.json.Decoder(types[name])
+
+
 @cache
 def _raw_part() -> Any:
-    """``Part`` with its members in their order, those in common as texts."""
-    as_text = {
-        TensorTable: dict.fromkeys(_COLUMNS, msgspec.Raw),
-        BoxTable: {"start": msgspec.Raw, "size": msgspec.Raw},
-        Part: dict.fromkeys(_SHARED, msgspec.Raw),
-    }
-
-    def partly(type_: type[msgspec.Struct]) -> Any:
-        texts = as_text[type_]
-        fields: list[Any] = []
-        for field in msgspec.structs.fields(type_):
-            kind = texts.get(field.name) or (partly(field.type) if field.type in as_text else field.type)
-            fields.append((field.name, kind, msgspec.UNSET) if field.default is msgspec.UNSET else (field.name, kind))
-        return msgspec.defstruct(type_.__name__, fields, kw_only=True)
-
-    return partly(Part)
+    """``Part`` with its members in their order, some of them as texts."""
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(Part):
+        kind: Any = field.type
+        if field.name in _TEXTS:
+            kind = msgspec.Raw
+        elif field.name in _TABLES:
+            columns = [(name, msgspec.Raw) for name in kind.__struct_fields__]
+            kind = msgspec.defstruct(kind.__name__, columns)
+        fields.append((field.name, kind, msgspec.UNSET) if field.default is msgspec.UNSET else (field.name, kind))
+    return msgspec.defstruct("Part", fields, kw_only=True)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import compress, islice, pairwise
 from math import prod
-from operator import add, le, mul, not_
-from typing import Annotated, Final, Literal, NamedTuple, NoReturn
+from operator import mul
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -164,39 +163,66 @@ def check_boxes(
 ) -> BoxSizes:
     """Check rows of boxes or claims against their tensors, whose bytes are known. If they are to be ``tiled``, whether
     those that are no whole tensors lie inside of theirs is left to ``check_tilings``."""
-    shapes = _check_rows(tensors, boxes, what)
-    at = boxes.tensor
-    whole = shapes is tensors.shape and boxes.size == shapes
+    whole = _check_rows(tensors, boxes, what) and boxes.size == tensors.shape
     if whole or not tiled:
-        _check_fit(tensors, boxes, shapes, what)
-    if whole:
-        sizes = tensor_bytes
-    else:
-        widths = list(itemsizes(tensors))
-        sizes = list(map(mul, map(prod, boxes.size), map(widths.__getitem__, at)))
+        _check_fit(tensors, boxes, what)
+    sizes = tensor_bytes if whole else _box_bytes(tensors, boxes)
     _check_digests(tensors, boxes, sizes, chunk_bytes, what)
     return BoxSizes(sizes, whole)
 
 
 def check_places(tensors: TensorTable, boxes: BoxTable | ClaimTable, what: str) -> None:
     """Check rows of boxes or claims against their tensors, but for digests."""
-    _check_fit(tensors, boxes, _check_rows(tensors, boxes, what), what)
+    _check_rows(tensors, boxes, what)
+    _check_fit(tensors, boxes, what)
 
 
-def _check_rows(tensors: TensorTable, boxes: BoxTable | ClaimTable, what: str) -> list[Extent]:
-    """Return the shape of each row's tensor."""
+def _check_rows(tensors: TensorTable, boxes: BoxTable | ClaimTable, what: str) -> bool:
+    """Check that rows name tensors, in order; return whether there is just one for each."""
     count = len(boxes.tensor)
     if any(len(column) != count for column in (boxes.start, boxes.size, boxes.digests)):
         raise FormatError(f"{what}: the columns of its boxes differ in length")
     at = boxes.tensor
     if count == len(tensors.name) and at == list(range(count)):
-        return tensors.shape
+        return True
     if at and (min(at) < 0 or max(at) >= len(tensors.name) or at != sorted(at)):
         raise FormatError(f"{what}: boxes must name existing tensors, in the order of the tensors")
-    return list(map(tensors.shape.__getitem__, at))
+    return False
 
 
-def _check_fit(tensors: TensorTable, boxes: BoxTable | ClaimTable, shapes: Sequence[Extent], what: str) -> None:
+SEVERAL: Final = 4
+"""With so many boxes for each tensor, on average, it pays to look at those of one tensor together: layers are alike."""
+
+
+def runs(rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (row, first, last) of each run of equal numbers in an ascending column."""
+    first = 0
+    while first < len(rows):
+        last = bisect_right(rows, rows[first], first)
+        yield rows[first], first, last
+        first = last
+
+
+def _box_bytes(tensors: TensorTable, boxes: BoxTable | ClaimTable) -> list[int]:
+    """Bytes of each box."""
+    widths, at = list(itemsizes(tensors)), boxes.tensor
+    if len(at) < SEVERAL * len(widths):
+        return list(map(mul, map(prod, boxes.size), map(widths.__getitem__, at)))
+    found: list[int] = []
+    latest: tuple[int, list[Extent]] | None = None
+    nbytes: list[int] = []
+    for row, first, last in runs(at):
+        case = (widths[row], boxes.size[first:last])
+        if case != latest:
+            latest, nbytes = case, [prod(size) * case[0] for size in case[1]]
+        found += nbytes
+    return found
+
+
+def _check_fit(tensors: TensorTable, boxes: BoxTable | ClaimTable, what: str) -> None:
+    at = boxes.tensor
+    alike = len(at) == len(tensors.name) and at == list(range(len(at)))
+    shapes = tensors.shape if alike else list(map(tensors.shape.__getitem__, at))
     if boxes.size == shapes and boxes.start == list(map(CORNERS.__getitem__, map(len, shapes))):
         return
     for shape, start, size in set(zip(shapes, boxes.start, boxes.size, strict=True)):
@@ -226,82 +252,21 @@ def _check_digests(
         raise FormatError(f"{what}: a digest holds other characters than lower-case hex digits")
 
 
-def check_extents(
-    tensors: TensorTable, boxes: BoxTable, sizes: Sequence[int], packs: Sequence[PackRow], what: str
-) -> None:
-    """Check that every box's bytes lie in its pack's data, and that no two boxes share a byte."""
-    if len(boxes.pack) != len(sizes) or len(boxes.offset) != len(sizes):
-        raise FormatError(f"{what}: the columns of its boxes differ in length")
-    if boxes.pack and (min(boxes.pack) < 0 or max(boxes.pack) >= len(packs)):
-        raise FormatError(f"{what}: a box names a pack that does not exist")
-    if not _lie_apart(boxes, sizes, packs):
-        _explain_extents(tensors, boxes, sizes, packs, what)
-
-
-def _lie_apart(boxes: BoxTable, sizes: Sequence[int], packs: Sequence[PackRow]) -> bool:
-    """Whether all boxes lie in the data of their packs, none overlapping another. Columns only, no row at a time."""
-    starts: Sequence[int] = boxes.offset
-    at: Sequence[int] = boxes.pack
-    stops = list(map(add, starts, sizes))
-    if 0 in sizes:  # empty boxes share nothing, but lie in the data, too
-        for pack, offset in zip(compress(at, map(not_, sizes)), compress(starts, map(not_, sizes)), strict=True):
-            if not packs[pack].header_bytes <= offset <= packs[pack].nbytes:
-                return False
-        starts, stops, at = list(compress(starts, sizes)), list(compress(stops, sizes)), list(compress(at, sizes))
-    if len(packs) == 1:
-        return _lie_in(packs[0], sorted(starts), sorted(stops))
-    first: list[list[int]] = [[] for _ in packs]
-    last: list[list[int]] = [[] for _ in packs]
-    for pack, start, stop in zip(at, starts, stops, strict=True):
-        first[pack].append(start)
-        last[pack].append(stop)
-    return all(_lie_in(pack, sorted(first[i]), sorted(last[i])) for i, pack in enumerate(packs))
-
-
-def _lie_in(pack: PackRow, starts: Sequence[int], stops: Sequence[int]) -> bool:
-    """Whether boxes with these (sorted) ends lie in the data of a pack, none overlapping another."""
-    if not starts:
-        return True
-    if starts[0] < pack.header_bytes or stops[-1] > pack.nbytes:
-        return False
-    # At no byte may more boxes have begun than one more than have ended there.
-    return all(map(le, stops, islice(starts, 1, None)))
-
-
-def _explain_extents(
-    tensors: TensorTable, boxes: BoxTable, sizes: Sequence[int], packs: Sequence[PackRow], what: str
-) -> NoReturn:
-    """Raise for what ``_lie_apart`` has found."""
-    rows = zip(boxes.pack, boxes.offset, sizes, range(len(sizes)), strict=True)
-    extents = sorted([(pack, offset, offset + nbytes, j) for pack, offset, nbytes, j in rows])
-    # Empty boxes, left in, would hide neighbours from each other.
-    for a, b in pairwise([extent for extent in extents if extent[2] > extent[1]]):
-        if a[2] > b[1] and a[0] == b[0]:
-            names = " and ".join(repr(tensors.name[boxes.tensor[j]]) for j in (a[3], b[3]))
-            raise FormatError(f"{what}: {names} share bytes of pack {packs[a[0]].name} at offset {b[1]}")
-    lowest: dict[int, int] = {}
-    highest: dict[int, int] = {}
-    for pack, offset, stop, _ in extents:
-        lowest[pack] = min(offset, lowest.get(pack, offset))
-        highest[pack] = max(stop, highest.get(pack, 0))
-    i = next(i for i in lowest if lowest[i] < packs[i].header_bytes or highest[i] > packs[i].nbytes)
-    raise FormatError(
-        f"{what}: boxes at {lowest[i]} to {highest[i]} do not lie in the data of pack {packs[i].name} "
-        f"({packs[i].header_bytes} to {packs[i].nbytes})"
-    )
+_Case = tuple[Extent, tuple[Extent, ...], tuple[Extent, ...]]
+"""A shape, and where its boxes start, and their sizes."""
 
 
 def check_tilings(tensors: TensorTable, boxes: BoxTable, packs: Sequence[PackRow], what: str) -> None:
     """Check that the boxes of every tensor hold each of its elements exactly once."""
-    sound: set[tuple[Extent, tuple[Extent, ...], tuple[Extent, ...]]] = (
-        set()
-    )  # layers are alike, and so are their boxes
+    sound: set[_Case] = set()  # layers are alike, and so are their boxes
+    latest: _Case | None = None
     first = 0
     for row, shape in enumerate(tensors.shape):
         last = bisect_right(boxes.tensor, row, first)
         starts, sizes = tuple(boxes.start[first:last]), tuple(boxes.size[first:last])
         case = (shape, starts, sizes)
-        if case not in sound:
+        # To compare is cheaper than to hash: rows that are equal are most often one object.
+        if case != latest and case not in sound:
             if not _are_slabs(*case):
                 tiling = geometry.check_tiling(shape, list(zip(starts, sizes, strict=True)))
                 reason = tiling.reason or ("a box is stored twice" if tiling.replicas else None)
@@ -309,7 +274,7 @@ def check_tilings(tensors: TensorTable, boxes: BoxTable, packs: Sequence[PackRow
                     writers = [packs[pack].rank for pack in boxes.pack[first:last]]
                     raise FormatError(f"{what}: tensor {tensors.name[row]!r}: {reason}{_by_whom(*case[1:], writers)}")
             sound.add(case)
-        first = last
+        latest, first = case, last
 
 
 def _are_slabs(shape: Extent, starts: Sequence[Extent], sizes: Sequence[Extent]) -> bool:

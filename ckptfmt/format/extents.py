@@ -1,0 +1,99 @@
+"""Where boxes lie in packs: each in the data, and no two of them on one byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress, islice, pairwise
+from operator import add, le, not_
+from typing import NoReturn
+
+from ckptfmt.errors import FormatError
+from ckptfmt.format import tables
+from ckptfmt.format.tables import BoxTable, PackRow, TensorTable, runs
+
+
+def check_extents(
+    tensors: TensorTable, boxes: BoxTable, sizes: Sequence[int], packs: Sequence[PackRow], what: str
+) -> None:
+    """Check that every box's bytes lie in its pack's data, and that no two boxes share a byte."""
+    if len(boxes.pack) != len(sizes) or len(boxes.offset) != len(sizes):
+        raise FormatError(f"{what}: the columns of its boxes differ in length")
+    if boxes.pack and (min(boxes.pack) < 0 or max(boxes.pack) >= len(packs)):
+        raise FormatError(f"{what}: a box names a pack that does not exist")
+    if not _lie_apart(boxes, sizes, packs):
+        _explain_extents(tensors, boxes, sizes, packs, what)
+
+
+def _lie_apart(boxes: BoxTable, sizes: Sequence[int], packs: Sequence[PackRow]) -> bool:
+    """Whether all boxes lie in the data of their packs, none overlapping another. Columns only, no row at a time."""
+    starts: Sequence[int] = boxes.offset
+    at: Sequence[int] = boxes.pack
+    stops = list(map(add, starts, sizes))
+    if 0 in sizes:  # empty boxes share nothing, but lie in the data, too
+        for pack, offset in zip(compress(at, map(not_, sizes)), compress(starts, map(not_, sizes)), strict=True):
+            if not packs[pack].header_bytes <= offset <= packs[pack].nbytes:
+                return False
+        starts, stops, at = list(compress(starts, sizes)), list(compress(stops, sizes)), list(compress(at, sizes))
+    if len(packs) == 1:
+        return _lie_in(packs[0], sorted(starts), sorted(stops))
+    first: list[list[int]] = [[] for _ in packs]
+    last: list[list[int]] = [[] for _ in packs]
+    if len(starts) < len(boxes.tensor) or len(starts) < tables.SEVERAL * len(set(boxes.tensor)):
+        for pack, start, stop in zip(at, starts, stops, strict=True):
+            first[pack].append(start)
+            last[pack].append(stop)
+    else:
+        _deal_out(boxes, starts, first)
+        _deal_out(boxes, stops, last)
+    return all(_lie_in(pack, sorted(first[i]), sorted(last[i])) for i, pack in enumerate(packs))
+
+
+def _deal_out(boxes: BoxTable, numbers: Sequence[int], to: list[list[int]]) -> None:
+    """Add the number of each box to the list of its pack. Tensors in the same packs are taken together."""
+    packs: Sequence[int] = ()
+    rows: list[Sequence[int]] = []
+    for _, first, last in runs(boxes.tensor):
+        mine = boxes.pack[first:last]
+        if mine != packs:
+            _add_columns(packs, rows, to)
+            packs, rows = mine, []
+        rows.append(numbers[first:last])
+    _add_columns(packs, rows, to)
+
+
+def _add_columns(packs: Sequence[int], rows: Sequence[Sequence[int]], to: list[list[int]]) -> None:
+    for pack, column in zip(packs, zip(*rows, strict=True), strict=True):
+        to[pack] += column
+
+
+def _lie_in(pack: PackRow, starts: Sequence[int], stops: Sequence[int]) -> bool:
+    """Whether boxes with these (sorted) ends lie in the data of a pack, none overlapping another."""
+    if not starts:
+        return True
+    if starts[0] < pack.header_bytes or stops[-1] > pack.nbytes:
+        return False
+    # At no byte may more boxes have begun than one more than have ended there.
+    return all(map(le, stops, islice(starts, 1, None)))
+
+
+def _explain_extents(
+    tensors: TensorTable, boxes: BoxTable, sizes: Sequence[int], packs: Sequence[PackRow], what: str
+) -> NoReturn:
+    """Raise for what ``_lie_apart`` has found."""
+    rows = zip(boxes.pack, boxes.offset, sizes, range(len(sizes)), strict=True)
+    extents = sorted([(pack, offset, offset + nbytes, j) for pack, offset, nbytes, j in rows])
+    # Empty boxes, left in, would hide neighbours from each other.
+    for a, b in pairwise([extent for extent in extents if extent[2] > extent[1]]):
+        if a[2] > b[1] and a[0] == b[0]:
+            names = " and ".join(repr(tensors.name[boxes.tensor[j]]) for j in (a[3], b[3]))
+            raise FormatError(f"{what}: {names} share bytes of pack {packs[a[0]].name} at offset {b[1]}")
+    lowest: dict[int, int] = {}
+    highest: dict[int, int] = {}
+    for pack, offset, stop, _ in extents:
+        lowest[pack] = min(offset, lowest.get(pack, offset))
+        highest[pack] = max(stop, highest.get(pack, 0))
+    i = next(i for i in lowest if lowest[i] < packs[i].header_bytes or highest[i] > packs[i].nbytes)
+    raise FormatError(
+        f"{what}: boxes at {lowest[i]} to {highest[i]} do not lie in the data of pack {packs[i].name} "
+        f"({packs[i].header_bytes} to {packs[i].nbytes})"
+    )
