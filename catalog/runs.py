@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ckptfmt.catalog.free_text import document
 from ckptfmt.catalog.queries import runs as queries
-from ckptfmt.catalog.snapshot import from_json
-from ckptfmt.catalog.transaction import NOW, Transaction, actor, lock_generation, lock_run, lock_run_named, record
+from ckptfmt.catalog.transaction import NOW, Transaction, lock_generation, lock_run, lock_run_named, record
 from ckptfmt.errors import Conflict, InvalidInput
 from ckptfmt.format.states import TRANSITIONS
 from ckptfmt.ports.records import RunRecord
-
-_NEWEST = "SELECT kind, generation_id, actor, detail FROM events WHERE run_id = :run ORDER BY seq DESC LIMIT 1"
 
 EVENT_KINDS: Final = frozenset(step.name for step in TRANSITIONS) | {
     "run",
@@ -65,17 +60,7 @@ def note(tx: Transaction, name: str, *, generation_id: int | None, kind: str, de
         owner, _ = lock_generation(tx, generation_id)
         if owner.id != run.id:
             raise InvalidInput(f"generation {generation_id} is not of run {name!r}: note it in its own run")
-    if not _is_newest(tx, run, generation_id, kind, detail):
-        record(tx, run.id, kind, generation_id=generation_id, detail=detail)
-
-
-def _is_newest(
-    tx: Transaction, run: RunRecord, generation_id: int | None, kind: str, detail: Mapping[str, Any]
-) -> bool:
-    """Whether this process has noted the same just now: then the answer was lost, and this is the repeat."""
-    found = tx.session.rows(_NEWEST, run=run.id)
-    noted = [(*plain, from_json(told)) for *plain, told in found]
-    return noted == [(kind, generation_id, actor(), json.loads(document(detail)))]
+    record(tx, run.id, kind, generation_id=generation_id, detail=detail)
 
 
 def set_retention_hold(tx: Transaction, name: str, held: bool) -> RunRecord:

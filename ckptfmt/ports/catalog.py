@@ -279,10 +279,7 @@ class Catalog(Protocol):
         """Oldest first."""
 
     def note(self, run: str, *, generation_id: int | None, kind: str, detail: Mapping[str, Any]) -> None:
-        """Append an event that is no state change, e.g. a restore that fell back.
-
-        What this process has noted just now, as the run's newest event, is taken for a repeated call.
-        """
+        """Append an event that is no state change, e.g. a restore that fell back. A repeat is a second event."""
 
     def view(self, name: str, *, run: str | None = None) -> list[dict[str, Any]]:
         """Rows of a documented view (``spec/catalog.md``)."""

@@ -27,11 +27,13 @@ Ask = Callable[[Any], Any]
 _FOUND_DONE = {"untag": NotFound, "restore": Conflict}
 """What a repeat says that finds its work done: that the tag is gone, and that the catalog has been rebuilt."""
 _APART = {
+    "note": {"events fell_back"},
     "open_reader": {"readers"},
     "mark_swept": {"events sweep"},
     "restore": {"runs fence", "events rebuild"},
 }
-"""What is not the same: a reader whose answer was lost is left, and lapses; what was deleted is swept once more; a
+"""What is not the same: a note is noted twice; a reader whose answer was lost is left, and lapses; what was deleted is
+swept once more; a
 rebuild changes every run, of which there are more each time."""
 
 
