@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import repeat
 from math import prod
 from operator import mul
 from typing import Annotated, Final, Literal, NamedTuple
@@ -214,7 +215,7 @@ def _box_bytes(tensors: TensorTable, boxes: BoxTable | ClaimTable) -> list[int]:
     for row, first, last in runs(at):
         case = (widths[row], boxes.size[first:last])
         if case != latest:
-            latest, nbytes = case, [prod(size) * case[0] for size in case[1]]
+            latest, nbytes = case, list(map(mul, map(prod, case[1]), repeat(case[0])))
         found += nbytes
     return found
 
