@@ -254,10 +254,10 @@ class _Sql(FaultyCatalog):
         return faults
 
     def acquire_launch(
-        self, run: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None = None
+        self, run: str, request: LaunchRequest, *, lease_seconds: float, displace: int | None = None, rank: int = 0
     ) -> LaunchRecord:
         """As a process of its own, which began at another time than this one."""
         request = dataclasses.replace(request, pid_started=self._life.born)
-        named = {"lease_seconds": lease_seconds, "displace": displace}
+        named = {"lease_seconds": lease_seconds, "displace": displace, "rank": rank}
         answer = self._call("acquire_launch", self._inner.acquire_launch, (run, request), named)
         return cast(LaunchRecord, answer)
