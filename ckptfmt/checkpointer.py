@@ -120,6 +120,7 @@ class Checkpointer:
             ranks=self._context.ranks,
             sync=sync,
             host_bytes_max=self._modes.arena_bytes_max,
+            deferred=self._modes.freeze == "deferred",
         )
         if not self._flights.full:
             self._flights.prefault(plan.arena_bytes)

@@ -114,8 +114,12 @@ class SavePlan:
     """The units that pass through the window, in the order of their turns."""
     sync_turns: int
     """So many of them, the first ones, are to be written while training is blocked."""
-    roles: Roles = ALL_WRITTEN
+    roles: Roles
     """What of the leaves this rank does not write."""
+    hashed: frozenset[int]
+    """The claims whose digests are taken when the snapshot is: they are in no pack."""
+    hash_window: slice
+    """The part of the arena through which they pass; units that pass through the window may use it after them."""
 
 
 def signature_of(leaves: Sequence[tuple[str, LeafSpec]]) -> Signature:
@@ -129,12 +133,15 @@ def make_plan(
     host_bytes_max: int | None = None,
     roles: Roles = ALL_WRITTEN,
     compared: bool = True,
+    hashed: frozenset[int] = frozenset(),
+    hash_window_bytes: int = 0,
 ) -> SavePlan:
     """Lay ``leaves`` out in packs. Pure arithmetic: nothing is allocated or written.
 
     The leaves in ``sync`` get packs of their own, the first ones, which pass through the window. With a
     ``host_bytes_max`` (bytes) that cannot hold the rest as well, all packs do. Of the claims among the ``roles``
-    only the digests are taken, and only if they are ``compared``.
+    only the digests are taken, and only if they are ``compared``: of those in ``hashed`` at once, through so many bytes
+    of a window of their own.
     """
     entries = [
         pack.PackEntry(
@@ -144,11 +151,11 @@ def make_plan(
     ]
     sizes = [entry.nbytes for entry in entries]
     chosen = [index for index in range(len(entries)) if index not in roles.claims and index not in roles.bare]
-    claimed = sorted(roles.claims) if compared else []
+    claimed = sorted(roles.claims - hashed) if compared else []
     drafts = _drafts(entries, chosen, claimed, sync)
     sync_packs = sum(draft.sync for draft in drafts)
     rest = sum(align_up(draft.layout.nbytes) for draft in drafts[sync_packs:])
-    if host_bytes_max is None or rest + (WINDOW_BYTES if sync_packs else 0) <= host_bytes_max:
+    if host_bytes_max is None or rest + (WINDOW_BYTES if sync_packs else hash_window_bytes) <= host_bytes_max:
         passing, window = sync_packs, _Window(rest, WINDOW_BYTES)
     else:
         passing, window = len(drafts), _Window(0, align_down(host_bytes_max))
@@ -174,12 +181,14 @@ def make_plan(
     turns = [unit for planned in packs[:passing] for unit in planned.units]
     return SavePlan(
         packs=tuple(packs),
-        arena_bytes=held_bytes + window.used,
+        arena_bytes=held_bytes + max(window.used, hash_window_bytes),
         tensor_bytes=sum(sizes) - sum(map(sizes.__getitem__, roles.claims)),
         held=_columns(packs, sizes),
         passing=tuple(turns),
         sync_turns=sum(unit.pack < sync_packs for unit in turns),
         roles=roles,
+        hashed=hashed,
+        hash_window=slice(held_bytes, held_bytes + hash_window_bytes),
     )
 
 

@@ -46,7 +46,7 @@ class Copies:
     """The live ``leaves`` of a state, and the ``memory`` that a plan lays them out in."""
 
     def __init__(self, leaves: Sequence[FrozenLeaf], plan: SavePlan, memory: memoryview) -> None:
-        self._leaves = leaves
+        self.leaves = leaves
         self._plan = plan
         self._memory = memory
         self._base = address_of(memory)
@@ -60,7 +60,7 @@ class Copies:
             if planned.arena_offset is not None:
                 at = planned.arena_offset
                 self._memory[at : at + len(planned.header)] = planned.header
-        leaves, base, held = self._leaves, self._base, self._plan.held
+        leaves, base, held = self.leaves, self._base, self._plan.held
         sources = [leaf.spec.address for leaf in map(leaves.__getitem__, held.leaves)]
         moves = list(zip([base + place for place in held.places], sources, held.sizes, strict=True))
         taken = Taken([], [], {})
@@ -85,7 +85,7 @@ class Copies:
         raises."""
         gathered: dict[int, tuple[ArrayFamily, Pairs, dict[int, int]]] = {}
         for index, place, nbytes in rows:
-            leaf = self._leaves[index]
+            leaf = self.leaves[index]
             _, pairs, position = gathered.setdefault(id(leaf.family), (leaf.family, [], {}))
             position[index] = len(pairs)
             pairs.append((leaf.value, self._memory[place : place + nbytes]))
@@ -103,7 +103,7 @@ class Copies:
             image[: len(head)] = head
             target = self._base + unit.place - unit.start
             for chunk in unit.chunks:
-                leaf = self._leaves[chunk.leaf]
+                leaf = self.leaves[chunk.leaf]
                 inner = chunk.number * checksum.CHUNK_BYTES
                 source = leaf.spec.address
                 if source is not None:

@@ -69,6 +69,8 @@ def write_packs(
     """
     began = time.perf_counter()
     digests = [[b""] * checksum.chunk_count(spec.nbytes, checksum.CHUNK_BYTES) for _, spec in snapshot.names_and_specs]
+    for leaf, known in snapshot.digests.items():
+        digests[leaf] = known
     packs: list[WrittenPack] = []
     retries = 0
     try:

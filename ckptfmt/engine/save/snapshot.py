@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ from ckptfmt.engine.patterns import Patterns, as_patterns, matches
 from ckptfmt.engine.plan import (
     ALL_WRITTEN,
     PackPlan,
-    Roles,
     SavePlan,
     Signature,
     Unit,
@@ -25,11 +24,12 @@ from ckptfmt.engine.plan import (
     make_plan,
     signature_of,
 )
-from ckptfmt.engine.save.context import Ranks, ReplicaCheck
+from ckptfmt.engine.save.context import Ranks
 from ckptfmt.engine.save.copies import Copies, Move, UnderWay
 from ckptfmt.engine.save.deferral import Deferral, Watch, watch_owned
 from ckptfmt.engine.save.freeze import FrozenTree, Seen, freeze_metadata, freeze_tree
 from ckptfmt.engine.save.owners import ALONE, roles_of
+from ckptfmt.engine.save.replicas import Digests, hashed_at_once, take_digests
 from ckptfmt.engine.save.window import Window
 from ckptfmt.engine.transfer import copy_memory
 from ckptfmt.errors import CkptError
@@ -47,7 +47,8 @@ class Planner:
         self._ranks: Ranks | None = None
         self._signature: Signature = ()
         self._roles = ALL_WRITTEN
-        self._plans: dict[tuple[frozenset[int], int | None, Roles, ReplicaCheck], SavePlan] = {}
+        self._at_once: tuple[frozenset[int], int] = (frozenset(), 0)
+        self._plans: dict[tuple[Hashable, ...], SavePlan] = {}
 
     def freeze(self, state: Any, families: Families) -> FrozenTree:
         return freeze_tree(state, families, self._seen)
@@ -59,8 +60,10 @@ class Planner:
         ranks: Ranks = ALONE,
         sync: frozenset[int] = frozenset(),
         host_bytes_max: int | None = None,
+        deferred: bool = False,
     ) -> SavePlan:
-        """``sync`` are the leaves to be written while training is blocked, by index."""
+        """``sync`` are the leaves to be written while training is blocked, by index. If ``deferred``, training shall
+        not be blocked for what may be copied later."""
         named = frozen.seen.named
         if frozen.seen is not self._seen or ranks is not self._ranks:
             signature = signature_of(named)
@@ -68,8 +71,11 @@ class Planner:
                 self._signature, self._plans, self._ranks = signature, {}, None
             if len(ranks.members) > 1 or ranks is not self._ranks:  # who holds a box, too, is no part of the signature
                 self._roles = roles_of(named, ranks)
+                self._at_once = hashed_at_once(named, self._roles)
             self._seen, self._ranks = frozen.seen, ranks
-        key = (sync, host_bytes_max, self._roles, ranks.replica_check)
+        compared = ranks.replica_check == "full"
+        hashed, window = self._at_once if compared and not deferred else (frozenset[int](), 0)
+        key = (sync, host_bytes_max, self._roles, compared, hashed, window)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = make_plan(
@@ -77,7 +83,9 @@ class Planner:
                 sync=sync,
                 host_bytes_max=host_bytes_max,
                 roles=self._roles,
-                compared=ranks.replica_check == "full",
+                compared=compared,
+                hashed=hashed,
+                hash_window_bytes=window,
             )
         return plan
 
@@ -98,6 +106,8 @@ class Snapshot:
         self.names_and_specs = frozen.seen.named
         self.metadata = metadata
         self.plan = plan
+        self.digests: Digests = {}
+        """Of leaves that are in no pack, but compared: those of their chunks."""
         self._began = began
         self._stall_seconds = 0.0
         self._frozen = threading.Event()
@@ -115,14 +125,16 @@ class Snapshot:
 
     # -- the side that copies -------------------------------------------------------------------
     def take(self, watches: Mapping[int, Sequence[Watch]]) -> None:
-        """Copy the leaves of the packs that are held whole; host memory is final on return, but for that of the leaves
-        in ``watches``."""
+        """Copy the leaves of the packs that are held whole, and take the digests of those that are not copied; host
+        memory is final on return, but for that of the leaves in ``watches``."""
         if self._copies is None:
             raise AssertionError("a snapshot is taken once")
         taken = self._copies.copy_held(watches.keys())
         self._under_way, self._later, self._put_off = taken.under_way, taken.later, frozenset(taken.put_off)
         try:
             self._later = [each for each in taken.later if not each.final()]
+            if self.plan.hashed:
+                self.digests = take_digests(self._copies.leaves, self.plan.hashed, self._memory[self.plan.hash_window])
         except BaseException as error:
             wait_all([each.capture.wait for each in (*self._under_way, *self._later)], error)
         if self._later or self._put_off:
@@ -249,7 +261,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Begin the snapshot of ``state`` and ``metadata``. ``Snapshot.freeze``, once the writer runs, ends it.
 
-    What several of ``ranks`` hold is written by one of them; the others freeze it, too, to compare it.
+    What several of ``ranks`` hold is written by one of them; of the others' copies only the digests are taken.
     Tensors whose names match ``sync`` are not held in memory but written while training is blocked. With a
     ``host_bytes_max`` (bytes) below the state nothing is held whole: what is written makes room for the rest.
     If ``deferred``, what optimizers own may still have to be copied: ``Snapshot.deferral`` does that.
@@ -263,7 +275,7 @@ def take_snapshot(
         frozen = planner.freeze(state, families)
         frozen_metadata = freeze_metadata(metadata)
         chosen = _chosen(frozen, patterns)
-        plan = planner.plan(frozen, ranks=ranks, sync=chosen, host_bytes_max=host_bytes_max)
+        plan = planner.plan(frozen, ranks=ranks, sync=chosen, host_bytes_max=host_bytes_max, deferred=deferred)
         if plan.passing:
             arena.trim(plan.arena_bytes)
         arena.reserve(plan.arena_bytes)
@@ -293,9 +305,10 @@ def plan_state(
     ranks: Ranks = ALONE,
     sync: Patterns | None = None,
     host_bytes_max: int | None = None,
+    deferred: bool = False,
 ) -> SavePlan:
     """Plan a state without copying it, so that the arena can be mapped and touched ahead of the first save."""
     check_host_bytes_max(host_bytes_max)
     frozen = planner.freeze(state, families)
     chosen = _chosen(frozen, as_patterns(sync, "sync"))
-    return planner.plan(frozen, ranks=ranks, sync=chosen, host_bytes_max=host_bytes_max)
+    return planner.plan(frozen, ranks=ranks, sync=chosen, host_bytes_max=host_bytes_max, deferred=deferred)
