@@ -39,6 +39,7 @@ def merge_parts(
         packs, tensors, boxes, aliases = first.packs, first.tensors, first.boxes, first.aliases
     else:
         packs, tensors, boxes, aliases = _unite(ordered, problems)
+    _check_slots(ordered, problems)
     if problems:
         raise Mismatch(f"the ranks' parts of generation {first.key} disagree", tuple(problems))
     mesh_of = {part.rank: part.mesh for part in ordered}
@@ -69,6 +70,15 @@ def merge_parts(
         ),
     )
     return validate(manifest)
+
+
+def _check_slots(parts: Sequence[Part], problems: list[str]) -> None:
+    """What a rank keeps for itself every rank has to keep: a resume would find out too late."""
+    for slot in dict.fromkeys(slot for part in parts for slot in part.per_rank):
+        lacking = [part.rank for part in parts if slot not in part.per_rank]
+        if lacking:
+            ranks = ", ".join(map(str, lacking[:8])) + (", ..." if len(lacking) > 8 else "")
+            problems.append(f"{slot!r} is kept by each rank for itself (PerRank, Rng), but not by {ranks}")
 
 
 def _unite(parts: Sequence[Part], problems: list[str]) -> tuple[list[PackRow], TensorTable, BoxTable, dict[str, str]]:

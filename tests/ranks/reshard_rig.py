@@ -80,10 +80,10 @@ def load(opened: Opened, **options: Any) -> Any:
 
 
 # -- saved by ranks of this process, or of others ----------------------------------------------------
-def write_rank(backend: Backend, state: Any, rank: int, world_size: int) -> Part:
+def write_rank(backend: Backend, state: Any, rank: int, world_size: int, members: Sequence[int] | None = None) -> Part:
     """What one rank does in a save: freeze, write its packs, list them."""
     backend.make_folder(FOLDER)
-    ranks = Ranks(rank, world_size, tuple(range(world_size)))
+    ranks = Ranks(rank, world_size, tuple(range(world_size) if members is None else members))
     snapshot = take_snapshot(
         state, None, families=connect.live_families(), planner=Planner(), arena=Arena(), ranks=ranks
     )
@@ -104,13 +104,17 @@ def write_rank(backend: Backend, state: Any, rank: int, world_size: int) -> Part
 def merged(parts: Sequence[Part]) -> bytes:
     """The stored manifest of all parts, which are read as any other."""
     read = [decode_part(encode_part(part)) for part in parts]
-    return encode_sound(merge_parts(read, id=1, repository=REPOSITORY, run="r", parent=None))
+    members = [part.rank for part in read]
+    return encode_sound(merge_parts(read, id=1, repository=REPOSITORY, run="r", parent=None, members=members))
 
 
-def save(states: Sequence[Any]) -> Opened:
-    """Save one state for each rank, in this process and in memory."""
+def save(states: Sequence[Any] | Mapping[int, Any], world_size: int | None = None) -> Opened:
+    """Save one state for each rank, or by rank for those that save, in this process and in memory."""
     backend = MemoryBackend(f"reshard-{uuid.uuid4().hex}")
-    return opened_of(backend, merged([write_rank(backend, state, r, len(states)) for r, state in enumerate(states)]))
+    by_rank = states if isinstance(states, Mapping) else dict(enumerate(states))
+    size = world_size or len(by_rank)
+    parts = [write_rank(backend, state, rank, size, list(by_rank)) for rank, state in by_rank.items()]
+    return opened_of(backend, merged(parts))
 
 
 def as_ranks(tmp_path: Path, world_size: int, work: Callable[[int, int], Any]) -> list[Any]:

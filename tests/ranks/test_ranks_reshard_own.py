@@ -123,14 +123,25 @@ def test_an_empty_mapping_takes_no_one_s() -> None:
     assert live == {"a": {"n": 1, "own": 1}}
 
 
-def test_a_rank_that_kept_none() -> None:
-    states: list[dict[str, Any]] = [{"w": 1}, {"w": 1, "own": PerRank(5)}]
-    opened = save(states)
+def test_a_rank_that_did_not_save_kept_none() -> None:
+    opened = save({1: {"w": 1, "own": PerRank(5)}}, world_size=3)
     live = {"w": 0, "own": PerRank(0)}
-    with pytest.raises(Mismatch, match=r"own: saved rank 0 kept none, only 1 did"):
-        restore(opened, live, rank=0, world_size=2)
-    restore(opened, live, rank=0, world_size=2, map={0: 1})
+    for rank in (0, 2):
+        with pytest.raises(Mismatch, match=rf"own: saved rank {rank} kept none, only 1 did"):
+            restore(opened, live, rank=rank, world_size=3)
+    restore(opened, live, rank=0, world_size=3, map=lambda rank: 1)
     assert live["own"].value == 5
+    live["own"] = PerRank(0)
+    restore(opened, live, rank=1, world_size=3)
+    assert live["own"].value == 5
+
+
+def test_what_a_rank_keeps_every_rank_that_saves_has_to_keep() -> None:
+    """A resume would find out too late."""
+    states = [state(rank) for rank in range(4)]
+    del states[3]["loader"]
+    with pytest.raises(Mismatch, match="'loader' is kept by each rank for itself.*, but not by 3"):
+        save(states)
 
 
 def test_renamed_values_are_each_rank_s_own_all_the_same() -> None:
