@@ -140,7 +140,7 @@ def test_what_a_rank_keeps_every_rank_that_saves_has_to_keep() -> None:
     """A resume would find out too late."""
     states = [state(rank) for rank in range(4)]
     del states[3]["loader"]
-    with pytest.raises(Mismatch, match="'loader' is kept by each rank for itself.*, but not by 3"):
+    with pytest.raises(Mismatch, match=r"'loader' is kept by each rank for itself.*, but not by 3"):
         save(states)
 
 
