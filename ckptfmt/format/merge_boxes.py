@@ -16,6 +16,10 @@ from ckptfmt.format.part import Part
 from ckptfmt.format.tables import BoxTable, Extent, PackRow
 
 _SHOWN: Final = 8
+_ADVICE: Final = (
+    "; make equal before you save what is to be equal (DistributedDataParallel leaves each rank its own statistics of "
+    "BatchNorm), or mark what each rank keeps for itself PerRank"
+)
 
 
 class BoxUnion:
@@ -116,13 +120,15 @@ class BoxUnion:
         self._differing.setdefault(box, (self._rank_of(seen), []))[1].append(rank)
 
     def _tell(self, problems: list[str]) -> None:
+        advice = _ADVICE
         for (row, start, size), (writer, ranks) in self._differing.items():
             whose = (
                 f"the replicas of ranks {writer} and {ranks[0]} differ"
                 if len(ranks) == 1
                 else f"the replicas of ranks {_shown(ranks)} differ from that of rank {writer}"
             )
-            problems.append(f"{self._box(row, start, size)}: {whose}; if each rank keeps its own, mark it PerRank")
+            problems.append(f"{self._box(row, start, size)}: {whose}{advice}")
+            advice = ""
         for (row, start, size), ranks in self._unwritten.items():
             lacking = self._tensors.lacking(row)
             why = f"; the tensor is not in the state of ranks {_shown(lacking)}" if lacking else ""
