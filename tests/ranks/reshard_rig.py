@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import uuid
 import warnings
@@ -34,6 +35,7 @@ from ckptfmt.format.merge import merge_parts
 from ckptfmt.format.part import Part, decode_part, encode_part
 from ckptfmt.format.tables import BoxTable, PackRow, TensorTable
 from ckptfmt.format.trees import Trees
+from ckptfmt.generation import Generation
 from ckptfmt.ports.backend import Backend
 
 REPOSITORY: Final = "11111111-2222-4333-8444-555555555555"
@@ -65,6 +67,15 @@ def opened_of(backend: Backend, stored: bytes) -> Opened:
         stall_seconds=None,
     )
     return Opened(Site(REPOSITORY, backend, None, read_only=True), FOLDER, info, manifest)
+
+
+def front(opened: Opened) -> Generation:
+    return Generation(
+        opened,
+        families_for=connect.families_for,
+        live_families=connect.live_families,
+        guard=lambda opened: contextlib.nullcontext(),
+    )
 
 
 def restore(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
@@ -10,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reshard_rig import Reads, grid, lay_out, load, part_of, restore, save
+from reshard_rig import Reads, front, grid, lay_out, load, part_of, restore, save
 
-import ckptfmt
-from ckptfmt import Sharded, connect
+from ckptfmt import Sharded
 from ckptfmt.engine.load import gather
 from ckptfmt.engine.opened import Opened
 from ckptfmt.errors import Corrupt, Mismatch
@@ -95,19 +93,10 @@ def test_any_boxes_into_any_others(
 def test_any_slice_of_any_boxes(case: tuple[np.ndarray[Any, Any], list[Box], list[Box], int]) -> None:
     array, saved, live, chunk_bytes = case
     opened = lay_out({"w": (array, saved)}, chunk_bytes=chunk_bytes)
-    tensor = generation(opened)["w"]
+    tensor = front(opened)["w"]
     for start, size in live:
         found = tensor[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
         same(np.asarray(found), dense(part_of(array, (start, size))))
-
-
-def generation(opened: Opened) -> ckptfmt.Generation:
-    return ckptfmt.Generation(
-        opened,
-        families_for=connect.families_for,
-        live_families=connect.live_families,
-        guard=lambda opened: contextlib.nullcontext(),
-    )
 
 
 # -- large enough for several chunks, rows and threads ----------------------------------------------------
@@ -155,7 +144,7 @@ def test_each_chunk_is_read_once_for_all_that_need_it(monkeypatch: pytest.Monkey
 def test_a_slice_does_not_keep_the_chunks_around_it() -> None:
     array = numbers((1 << 10, 1 << 10))
     with_row = lay_out({"w": (array, grid(array.shape, [[], []]))}, chunk_bytes=1 << 22)
-    row = generation(with_row)["w"][3]
+    row = front(with_row)["w"][3]
     same(np.asarray(row), array[3])
     base = row
     while getattr(base, "base", None) is not None:

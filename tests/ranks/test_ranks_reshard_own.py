@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reshard_rig import load, restore, save
+from reshard_rig import front, load, restore, save
 
 from ckptfmt import PerRank, Rng
-from ckptfmt.errors import InvalidInput, Mismatch
+from ckptfmt.errors import InvalidInput, Mismatch, NotFound
+from ckptfmt.rank_here import rank_here
 
 
 def state(rank: int) -> dict[str, Any]:
@@ -216,3 +217,42 @@ def test_load_asks_whose() -> None:
 
 def test_the_only_rank_needs_no_name() -> None:
     assert load(save([state(0)]))["loader"]["position"] == 100
+
+
+# -- which rank this is -----------------------------------------------------------------------------------------
+def test_the_environment_tells_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert rank_here() == (0, 1)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert rank_here() == (2, 4)
+    for rank, world_size in (("4", "4"), ("-1", "4"), ("two", "4"), ("0", "all")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+        with pytest.raises(InvalidInput, match=r"\$(RANK|WORLD_SIZE)="):
+            rank_here()
+
+
+def test_a_generation_restores_for_the_rank_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    generation = front(save([state(rank) for rank in range(3)]))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in (2, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        live = blank()
+        generation.restore(live)
+        assert held(live) == of(rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(Mismatch, match="here is rank 0 of 2"):
+        generation.restore(live)
+    generation.restore(live, map=lambda rank: rank + 1)
+    assert held(live) == of(1)
+
+
+def test_a_tensor_that_each_rank_kept_has_no_one_value() -> None:
+    generation = front(save([state(0), state(1)]))
+    assert generation["w"].read().tolist() == [0, 1, 2, 3]
+    assert "loader.order" in generation
+    with pytest.raises(NotFound, match=r"kept by each of the ranks \[0, 1\] for itself: load\(rank=..., keys=...\)"):
+        generation["loader.order"]
+    assert generation.load(rank=1, keys="loader*")["loader"]["order"].tolist() == [1] * 3
