@@ -391,3 +391,55 @@ def test_boxes_of_one_s_own_and_dtensors_are_the_same_on_storage(tmp_path: Path)
     local = torch.zeros(3, 3, dtype=torch.float64)
     restore(open_folder(folder), {"w": Sharded(local, (7, 3), (4, 0))})
     assert torch.equal(local, array[4:])
+
+
+def test_shards_of_several_boxes_and_strided_ones(tmp_path: Path) -> None:
+    """Rows that do not stand side by side, and a local tensor whose columns do."""
+    whole_rows = torch.arange(24, dtype=torch.float32).reshape(8, 3)
+    opened = save(
+        [
+            {"w": Sharded(whole_rows[:5].clone(), (8, 3), (0, 0)), "t": torch.arange(12.0).reshape(3, 4)},
+            {"w": Sharded(whole_rows[5:].clone(), (8, 3), (5, 0)), "t": torch.arange(12.0).reshape(3, 4)},
+        ]
+    )
+
+    def loading(rank: int, size: int) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+        from torch.distributed.tensor.placement_types import _StridedShard
+
+        mesh = init_device_mesh("cpu", (size,))
+        placed = [_StridedShard(0, split_factor=2)]
+        local = torch.zeros(4, 3)
+        live = {
+            "w": DTensor.from_local(local, mesh, placed, run_check=False, shape=torch.Size((8, 3)), stride=(3, 1)),
+            "t": distribute_tensor(torch.zeros(4, 3), mesh, [Shard(0)]).t(),
+        }
+        report = restore(opened, live, rank=rank, world_size=size)
+        return local.tolist(), whole(live["t"]).tolist(), list(report.loaded)
+
+    for rank, (rows, transposed, loaded) in enumerate(as_ranks(tmp_path, 2, loading)):
+        assert rows == whole_rows[[[0, 1, 4, 5], [2, 3, 6, 7]][rank]].tolist()
+        assert transposed == torch.arange(12.0).reshape(3, 4).tolist()
+        assert loaded == ["w", "t"]
+
+
+def test_a_module_on_the_meta_device_is_given_memory_first(tmp_path: Path) -> None:
+    folder, expected = first(tmp_path, 2)
+
+    def work(rank: int, size: int) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        with torch.device("meta"):
+            net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 10), nn.LayerNorm(10))
+            net.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        fully_shard(net, mesh=init_device_mesh("cpu", (size,)))
+        with pytest.raises(Mismatch, match=r"model\.0\.weight: .*meta"):
+            restore(open_folder(folder), {"model": net}, rank=rank, world_size=size, strict=False)
+        net.to_empty(device="cpu")
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        restore(open_folder(folder), {"model": net, "optimizer": optimizer}, rank=rank, world_size=size)
+        return image_of(net, optimizer)
+
+    assert as_ranks(tmp_path, 3, work) == [expected] * 3
