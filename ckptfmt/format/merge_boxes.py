@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ckptfmt.format.merge_rows import TensorUnion
 from ckptfmt.format.part import Part
-from ckptfmt.format.tables import BoxTable, Extent, PackRow
+from ckptfmt.format.tables import BoxTable, Extent, PackRow, runs
 
 _SHOWN: Final = 8
 _ADVICE: Final = (
@@ -72,18 +72,16 @@ class BoxUnion:
     def _sort(self) -> None:
         """Bring the boxes of each row into the order of their starts, and leave out those that a lower rank wrote."""
         starts = _picked(self._start, self._order)
-        first = 0
-        changed: list[tuple[int, int, list[int]]] = []
-        while first < len(starts):
-            last = bisect_right(self._rows, self._rows[first], first)
+        changed: list[tuple[int, int, int, list[int]]] = []
+        for row, first, last in runs(self._rows):
             mine = starts[first:last]
             if len(mine) > 1 and (len(set(mine)) < len(mine) or mine != sorted(mine)):
-                changed.append((first, last, self._once(self._rows[first], self._order[first:last])))
-            first = last
-        for first, last, boxes in reversed(changed):
+                changed.append((row, first, last, self._once(row, self._order[first:last])))
+        for row, first, last, boxes in reversed(changed):
             self._order[first:last] = boxes
-            self._rows[first:last] = [self._rows[first]] * len(boxes)
+            self._rows[first:last] = [row] * len(boxes)
         self._starts = _picked(self._start, self._order) if changed else starts
+        self._run_of = {row: (first, last) for row, first, last in runs(self._rows)}
 
     def _once(self, row: int, boxes: Sequence[int]) -> list[int]:
         found: dict[tuple[Extent, Extent], int] = {}
@@ -106,13 +104,13 @@ class BoxUnion:
 
     def _find(self, row: int, start: Extent, size: Extent) -> int | None:
         """The place in the columns of the box that is written for ``row``, or None."""
-        at = bisect_left(self._rows, row)
-        last = bisect_right(self._rows, row, at)
-        for i in range(bisect_left(self._starts, start, at, last), last):
-            if self._starts[i] != start:
-                break
-            if self._size[self._order[i]] == size:
-                return self._order[i]
+        first, last = self._run_of.get(row, (0, 0))
+        if last - first > 1:
+            first = bisect_left(self._starts, start, first, last)
+        while first < last and self._starts[first] == start:
+            if self._size[self._order[first]] == size:
+                return self._order[first]
+            first += 1
         return None
 
     def _differ(self, row: int, seen: int, rank: int) -> None:
@@ -148,8 +146,7 @@ class BoxUnion:
             row = self._tensors.row_of(other)
             if row is None:
                 continue
-            at = bisect_left(self._rows, row)
-            if row in self._claimed or (at < len(self._rows) and self._rows[at] == row):
+            if row in self._claimed or row in self._run_of:
                 problems.append(f"{other!r} is tied to {name!r} on some ranks, and a tensor of its own on others")
             tied.add(row)
         return tied
