@@ -11,6 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from test_catalog_spec import QUERIES, history
 
 from ckptfmt.catalog.views import VIEWS
+from ckptfmt.format.states import State
 from ckptfmt.testing.catalog_machine import CatalogMachine
 from ckptfmt.testing.catalogs import CatalogConformance, Job, MakeCatalog, RawSql, request
 
@@ -36,6 +37,11 @@ def raw(pg_raw: RawSql) -> RawSql:
 class TestPostgresCatalog(CatalogConformance):
     """All cases of the suite."""
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize("state", list(State))
+    def test_calls_by_state(self, make_catalog: MakeCatalog, state: State) -> None:
+        super().test_calls_by_state(make_catalog, state)
+
 
 def test_random_sequences_equal_the_model(make_catalog: MakeCatalog) -> None:
     shared = make_catalog()
@@ -46,7 +52,7 @@ def test_random_sequences_equal_the_model(make_catalog: MakeCatalog) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=3,
+            max_examples=2,
             stateful_step_count=15,
             deadline=None,
             database=None,

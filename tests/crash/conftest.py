@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from crash_places import FolderPlaces, MemoryPlaces
+from crash_places import FolderPlaces, MemoryPlaces, PostgresPlaces
+
+if TYPE_CHECKING:
+    from postgres_rig import PostgresServer
 
 
 @pytest.fixture
@@ -23,3 +27,8 @@ def memory_places(tmp_path: Path, empty_catalog: Path, quick: None) -> MemoryPla
 @pytest.fixture
 def folder_places(tmp_path: Path, empty_repository: Path, quick: None) -> FolderPlaces:
     return FolderPlaces(tmp_path, empty_repository)
+
+
+@pytest.fixture
+def postgres_places(tmp_path: Path, postgres: PostgresServer, postgres_template: str) -> PostgresPlaces:
+    return PostgresPlaces(tmp_path, postgres, postgres_template)

@@ -7,10 +7,14 @@ import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptfmt.backends import memory
 from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.testing.crash_life import Place
+
+if TYPE_CHECKING:
+    from postgres_rig import PostgresServer
 
 _numbers = itertools.count(1)
 
@@ -91,3 +95,39 @@ class FolderPlaces:
 
     def forget(self, place: Place) -> None:
         shutil.rmtree(place.url)
+
+
+class PostgresPlaces:
+    """``Places`` on the disk under ``folder``, each with a database of a PostgreSQL server as its catalog."""
+
+    def __init__(self, folder: Path, server: PostgresServer, template: str) -> None:
+        self._folder = folder
+        self._server = server
+        self._template = template
+
+    def empty(self) -> Place:
+        database = self._server.new_database(self._template)
+        return Place(str(self._folder / f"repository-{next(_numbers)}"), self._server.url(database))
+
+    def keep(self, place: Place) -> Callable[[], None]:
+        kept = self._folder / f"kept-{next(_numbers)}"
+        shutil.copytree(place.url, kept)
+        database = _database(place)
+        copy = self._server.new_database(database)
+
+        def put_back() -> None:
+            shutil.rmtree(place.url)
+            shutil.copytree(kept, place.url)
+            self._server.run(f"DROP DATABASE {database} WITH (FORCE)")
+            self._server.run(f"CREATE DATABASE {database} TEMPLATE {copy}")
+
+        return put_back
+
+    def forget(self, place: Place) -> None:
+        shutil.rmtree(place.url)
+        self._server.run(f"DROP DATABASE {_database(place)} WITH (FORCE)")
+
+
+def _database(place: Place) -> str:
+    assert place.catalog is not None
+    return place.catalog.rpartition("/")[2].partition("?")[0]

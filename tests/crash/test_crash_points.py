@@ -6,13 +6,13 @@ The numbers are what was counted: if one falls, either the work has become less 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from crash_places import FolderPlaces, MemoryPlaces, lose_catalog
+from crash_places import FolderPlaces, MemoryPlaces, PostgresPlaces, lose_catalog
 from forked import at_once
 
 from ckptfmt.catalog.reader import ReadOnlyCatalog
@@ -187,6 +187,26 @@ def test_a_killed_process_on_a_disk(folder_places: FolderPlaces, every: int, tel
 def test_the_same_on_a_disk(folder_places: FolderPlaces, every: int, tell: Tell) -> None:
     points = CrashPoints(folder_places, saving("save, on a disk", 2))
     for case in points.cases(every=every):
+        assert points.run(case) == []
+    tell(points.report())
+    points.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.slow
+def test_a_killed_process_with_a_catalog_on_a_server(postgres_places: PostgresPlaces, tell: Tell) -> None:
+    points = CrashPoints(postgres_places, saving("save, with PostgreSQL, killed", 2))
+    for case in points.cases(every=9, ways=ENDINGS):
+        assert points.kill(case) == []
+    tell(points.report())
+    points.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", [saving("save", 2), ABORT, GC, RECOVER, TAKEOVER], ids=lambda each: each.name)
+def test_the_same_on_a_server(postgres_places: PostgresPlaces, scenario: Scenario, tell: Tell) -> None:
+    points = CrashPoints(postgres_places, replace(scenario, name=f"{scenario.name}, with PostgreSQL"))
+    for case in points.cases(every=29):
         assert points.run(case) == []
     tell(points.report())
     points.close()
