@@ -53,6 +53,7 @@ class Checkpointer:
         families: Callable[[], Families],
         open_row: Callable[[GenerationRecord], Generation],
         restoring: Restoring,
+        leave: Callable[[], None],
     ) -> None:
         self._context = context
         self._on_busy = on_busy
@@ -61,6 +62,7 @@ class Checkpointer:
         self._families = families
         self._open_row = open_row
         self._restoring = restoring
+        self._leave = leave
         self._planner = Planner()
         self._flights = Flights(lambda: Arena(self._pin), limit=modes.in_flight_max)
         self._next_n = 0
@@ -340,6 +342,7 @@ class Checkpointer:
     def _shut(self) -> None:
         self._closed = True
         self._flights.prefaulted()
+        self._leave()
         self._lease.close()
         self._decisions.close()
         self._flights.drop_arenas()

@@ -19,7 +19,7 @@ from ckptfmt import errors
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.load.restore import RestoreOptions
 from ckptfmt.engine.reports import RestoreReport
-from ckptfmt.engine.save.boards import await_posts, post_within, rest
+from ckptfmt.engine.save.boards import Looks, await_posts, post_within
 from ckptfmt.engine.save.context import LaunchContext
 from ckptfmt.engine.save.outcome import as_data
 from ckptfmt.errors import CkptError, NotFound
@@ -97,14 +97,16 @@ class JointRestoring(Restoring):
         if choice["fault"] is not None:
             raise self._told(Failure(**choice["fault"]), "could not choose a generation to restore")
         if choice["at"] != wanted:
-            here = f"restore(at={at!r}) here, but at={choice['at'] or None!r} on the coordinator: give all ranks the same"
+            here = (
+                f"restore(at={at!r}) here, but at={choice['at'] or None!r} on the coordinator: give all ranks the same"
+            )
             failure = Failure(self._context.ranks.rank, "restore", "InvalidInput", here)
             self._post_fault(topic, failure, damage=False)
             raise self._told(failure, "cannot restore")
         return None if choice["row"] is None else choice
 
     def _choice(self, number: int, wanted: str, at: At, fallback: bool) -> Body:
-        choice = {"fault": None, "at": wanted, "row": None, "more": False, "fallback": fallback}
+        choice: dict[str, Any] = {"fault": None, "at": wanted, "row": None, "more": False, "fallback": fallback}
         try:
             if number == 0:
                 self._candidates = self._all_candidates(at, fallback)
@@ -162,7 +164,7 @@ class JointRestoring(Restoring):
 
     def _agree(self, topic: str) -> None:
         """Return once every rank has read its share. ``RankFailed`` names one that could not."""
-        board, ranks = self._board, self._context.ranks
+        board, ranks, looks = self._board, self._context.ranks, Looks(self._board.pause)
         until = time.monotonic() + WAIT_SECONDS
         post_within(board, f"{topic}/read", ranks.rank, {}, until=until)
         while True:
@@ -173,7 +175,7 @@ class JointRestoring(Restoring):
                 found = self._post_fault(topic, self._missing(topic), damage=False)
             if found is not None:
                 break
-            rest(board.pause)
+            looks.rest()
         if found["fault"] is not None:
             self._damage = bool(found["fault"]["damage"])
             raise RankFailed(Failure(**found["fault"]["failure"]))

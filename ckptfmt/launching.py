@@ -10,7 +10,7 @@ from ckptfmt import connect, reading
 from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.engine.keep.recover import prove_committed, settle_older
 from ckptfmt.engine.save.context import LaunchContext, Ranks, ReplicaCheck
-from ckptfmt.engine.save.meeting import Invitation, Meeting, Place, convene
+from ckptfmt.engine.save.meeting import Invitation, Meeting, Place, convene, leave
 from ckptfmt.errors import CatalogError, InvalidInput
 from ckptfmt.format import layout
 from ckptfmt.joint_restore import JointRestoring
@@ -98,6 +98,7 @@ def _begin(connection: connect.Connection, run: str, order: LaunchOrder) -> Chec
             families=connect.live_families,
             open_row=partial(reading.open_record, connection),
             restoring=_restoring(connection, context, meeting),
+            leave=partial(leave, meeting, ranks),
         )
     except BaseException:
         if flag is not None:

@@ -98,7 +98,7 @@ class SavePolicy:
 class Decisions(Protocol):
     """When one rank saves, and whether it is to end."""
 
-    
+    @property
     def preempted(self) -> bool: ...
 
     def should_save(self, step: int) -> bool: ...
@@ -116,7 +116,7 @@ class OwnDecisions:
         self._policy = policy
         self._flag = flag
 
-    
+    @property
     def preempted(self) -> bool:
         return self._flag.raised
 

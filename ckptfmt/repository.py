@@ -74,9 +74,9 @@ class Repository:
         ``Conflict`` names a live holder; ``takeover=True`` fences it.
 
         With several ranks each calls it, with the same arguments; the lowest one that saves leads. ``rank`` and
-        ``world_size`` default to torch.distributed's, else $RANK and $WORLD_SIZE; ``ranks`` are those that save (default
-        all), the others only restore and decide with them. ``launch`` is one token for all ranks of this start: needed
-        where torch.distributed is not initialised. ``replica_check="off"`` does not compare what several ranks hold.
+        ``world_size`` default to those of torch.distributed, else of the environment; ``ranks`` are those that save
+        (default all), the others only restore and decide with them. ``launch`` is one token for all ranks of this start:
+        needed where torch.distributed is not initialised. ``replica_check="off"`` compares nothing that several hold.
         They meet in torch.distributed's store (``coordination="c10d"``) or the "catalog".
         """
         from ckptfmt.launching import LaunchOrder, begin_launch, ranks_of

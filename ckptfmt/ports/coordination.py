@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ckptfmt.ports.records import GenerationRecord
 
@@ -21,6 +21,9 @@ Body = Mapping[str, Any]
 
 COMMON = 0
 """The slot of a message that any rank may be the first to leave: there is one for all of them."""
+
+STORE_GONE: Final = "store_gone"
+"""Kind of ``CatalogError`` that says: the board is lost for good, with the process that held it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ class Board(Protocol):
     """Messages between the ranks of one launch, each made once and never changed.
 
     Topics count by themselves ("restore/3/choice"); ``slot`` is the rank a message is from, or ``COMMON``.
-    A board that cannot be reached is ``CatalogError`` with ``transient=True``; every call may be repeated.
+    A board that cannot be reached is ``CatalogError``: with ``transient=True``, or of the kind ``STORE_GONE``. Every
+    call may be repeated.
     """
 
     pause: float

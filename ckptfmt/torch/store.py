@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import torch.distributed as dist
 
 from ckptfmt.errors import CatalogError
+from ckptfmt.ports.coordination import STORE_GONE
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ class StoreBoard:
         self.pause = _PAUSE_SECONDS * max(1.0, world_size / _RANKS_AT_FULL_PACE)
         self._store = store
         self._prefix = prefix
+        self._lost: CatalogError | None = None
 
     def post(self, topic: str, slot: int, body: Mapping[str, Any]) -> Mapping[str, Any]:
         text = json.dumps(body)
@@ -60,15 +62,26 @@ class StoreBoard:
         return f"{self._prefix}/{topic}/{slot}"
 
     def _asked(self, call: Callable[[], T]) -> T:
+        if self._lost is not None:
+            raise self._lost
         try:
             return call()
-        except RuntimeError as error:  # all of torch's store errors are such
+        except dist.DistNetworkError as error:
+            # The server went with the process that held it, and a client does not connect again.
+            self._lost = CatalogError(
+                f"torch.distributed's store is gone, and with it perhaps the rank that held it: {_first_line(error)}",
+                kind=STORE_GONE,
+            )
+            raise self._lost from error
+        except RuntimeError as error:  # all other errors of stores are such
             raise CatalogError(
-                f"torch.distributed's store cannot be reached: {error}; if the rank that holds it is gone, the job has "
-                "to be started again",
-                kind="store_unreachable",
-                transient=True,
+                f"torch.distributed's store does not answer: {_first_line(error)}", kind="board_silent", transient=True
             ) from error
+
+
+def _first_line(error: Exception) -> str:
+    """Without the stack of the C++ library."""
+    return str(error).partition("\n")[0]
 
 
 def _decoded(text: bytes | str) -> Mapping[str, Any]:
@@ -80,5 +93,5 @@ def default_board(prefix: str, *, world_size: int) -> StoreBoard | None:
     """A board in a clone of the default store. None if torch.distributed is not initialised, or has another world."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() != world_size:
         return None
-    store = dist.distributed_c10d._get_default_store()
+    store: Any = dist.distributed_c10d._get_default_store()
     return StoreBoard(store.clone(), f"ckptfmt/{prefix}", world_size=world_size)

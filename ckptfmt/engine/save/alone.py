@@ -25,9 +25,7 @@ class Alone:
     def decide(self, request: SaveRequest, *, busy: bool) -> bool | None:
         if busy:
             launch = self._launch
-            self._catalog.skip_save(
-                launch.id, n=request.n, step=request.step, fence=launch.fence, token=launch.token
-            )
+            self._catalog.skip_save(launch.id, n=request.n, step=request.step, fence=launch.fence, token=launch.token)
         return not busy
 
     def begin(self, request: SaveRequest) -> GenerationRecord | None:
@@ -98,5 +96,9 @@ class Alone:
 
 def ended(row: GenerationRecord) -> RankFailed:
     """What a rank raises that finds its generation no longer ``writing``."""
-    reason = f"generation {row.id} is {row.state}: {row.abort_reason}" if row.abort_reason else f"generation {row.id} is {row.state}"
+    reason = (
+        f"generation {row.id} is {row.state}: {row.abort_reason}"
+        if row.abort_reason
+        else f"generation {row.id} is {row.state}"
+    )
     return RankFailed(Failure(row.abort_rank, row.abort_stage or "persist", "", reason))

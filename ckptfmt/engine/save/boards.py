@@ -54,9 +54,19 @@ def save_topic(n: int, what: str) -> str:
     return f"save/{n}/{what}"
 
 
-def rest(seconds: float) -> None:
-    """Sleep for about so long: ranks that look at one time would meet for ever."""
-    time.sleep(seconds * _jitter.uniform(0.5, 1.5))
+class Looks:
+    """The pauses between looks: short at first, since most answers are near, then about ``pause`` seconds each.
+
+    Not quite, as ranks that look at one time would meet for ever.
+    """
+
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
+        self._next = pause / 12
+
+    def rest(self, at_most: float = float("inf")) -> None:
+        time.sleep(min(self._next * _jitter.uniform(0.5, 1.5), max(0.0, at_most) + 0.001))
+        self._next = min(self._pause, self._next * 1.6)
 
 
 def await_posts(board: Board, topic: str, slots: Sequence[int], *, until: float) -> dict[int, Body] | None:
@@ -64,11 +74,12 @@ def await_posts(board: Board, topic: str, slots: Sequence[int], *, until: float)
 
     A board that cannot be reached is asked again; what it says at the end is raised.
     """
+    looks = Looks(board.pause)
     while True:
         found = protocol.repeat(lambda: board.complete(topic, slots), until=until)
         if found is not None or time.monotonic() > until:
             return found
-        rest(min(board.pause, max(0.0, until - time.monotonic()) + 0.001))
+        looks.rest(until - time.monotonic())
 
 
 def post_within(board: Board, topic: str, slot: int, body: Body, *, until: float) -> Body:

@@ -18,7 +18,7 @@ from typing import Final, Literal
 from ckptfmt.engine.save.boards import post_within
 from ckptfmt.engine.save.context import Ranks
 from ckptfmt.engine.transfer import Heartbeat
-from ckptfmt.errors import CkptError, Fenced
+from ckptfmt.errors import CatalogError, CkptError
 from ckptfmt.ports.coordination import COMMON, Board
 
 log = logging.getLogger("ckptfmt")
@@ -78,6 +78,8 @@ class Council:
         self._opened_at = 0.0
         self._quiet_until = 0.0
         self._hurry = 1
+        self._over = False
+        self._told = ""
         self._beat = Heartbeat(self._look, seconds=2 * board.pause, name="ckptfmt-council")
 
     # -- on the thread that trains ----------------------------------------------------------------
@@ -94,13 +96,21 @@ class Council:
                 waiting = None
         if waiting is not None:
             log.warning("step %d: no outcome of the proposal to save; this rank calls it off", step)
-            self._resolve(waiting, confirmed=False, until=time.monotonic() + self._outcome_seconds)
+            self._call_off(waiting)
         with self._changed:
             due = self._due
             if due is None or step < due.step:
                 return None
             self._due = None
             return due.why
+
+    def _call_off(self, proposal: Proposal) -> None:
+        try:
+            self._resolve(proposal, confirmed=False, until=time.monotonic() + self._outcome_seconds)
+        except CatalogError as error:
+            if error.transient:
+                raise  # the others may have an outcome: whoever goes on without it would be alone
+            self._know(proposal, confirmed=False)  # there is no board any more, so that nobody can save
 
     def close(self) -> None:
         """Leave; a proposal of this rank is called off."""
@@ -115,15 +125,19 @@ class Council:
     # -- on the council's own thread --------------------------------------------------------------
     def _look(self) -> None:
         """One look at the board: everything here may be repeated by the next one."""
+        if self._over:
+            return
         try:
             if self._ranks.is_coordinator:
                 self._lead()
             else:
                 self._follow()
-        except Fenced as error:
-            log.debug("the council is over: %s", error)
+            self._told = ""
         except CkptError as error:
-            log.warning("when to save could not be discussed: %s", error)
+            self._over = not (isinstance(error, CatalogError) and error.transient)  # fenced, or without a board
+            if self._told != str(error):
+                log.warning("when to save could not be discussed: %s", error)
+            self._told = str(error)
 
     def _lead(self) -> None:
         proposal = self._open

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from ckptfmt.engine import process, protocol
-from ckptfmt.engine.save.boards import rest
+from ckptfmt.engine.save.boards import Looks
 from ckptfmt.engine.save.context import ALONE, Ranks
 from ckptfmt.engine.transfer import Heartbeat
 from ckptfmt.errors import CatalogError, Conflict, Fenced, InvalidInput, NotFound
@@ -37,7 +37,7 @@ def launch_token(given: str | None, ranks: Ranks) -> str:
         return given
     if ranks.world_size > 1:
         raise InvalidInput(
-            f"a world of {ranks.world_size} ranks but no launch token: initialise torch.distributed first, or pass "
+            f"WORLD_SIZE={ranks.world_size} (told by arguments or surroundings) but no launch token: initialise torch.distributed first, or pass "
             "checkpointer(launch=...) with one token for all ranks of this start and a new one for each start"
         )
     return secrets.token_hex(16)
@@ -131,7 +131,7 @@ def join(
     *,
     token: str,
     ranks: Ranks,
-    wait_seconds: float = JOIN_SECONDS,
+    wait_seconds: float,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> LaunchRecord:
     """Take this rank's place in the launch that the coordinator acquires, waiting until it has.
@@ -140,7 +140,7 @@ def join(
     ``CatalogError`` if the coordinator does not come, or what ``meanwhile`` raises.
     """
     request = _request(token, "training", ranks)
-    until = time.monotonic() + wait_seconds
+    until, looks = time.monotonic() + wait_seconds, Looks(_POLL_SECONDS)
     while True:
         try:
             return protocol.repeat(lambda: catalog.join_launch(run, request, rank=ranks.rank), until=until)
@@ -154,7 +154,7 @@ def join(
                     kind="launch_absent",
                 ) from absent
         meanwhile()
-        rest(_POLL_SECONDS)
+        looks.rest()
 
 
 def _is_self(holder: LaunchRecord, request: LaunchRequest) -> bool:

@@ -17,7 +17,7 @@ from ckptfmt.engine.save.launch import JOIN_SECONDS, acquire, join, launch_token
 from ckptfmt.engine.save.messages import Messages
 from ckptfmt.engine.save.outcome import tell
 from ckptfmt.engine.save.rows import Rows
-from ckptfmt.errors import CatalogError, InvalidInput
+from ckptfmt.errors import CatalogError, CkptError, InvalidInput
 from ckptfmt.format import layout
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.ports.coordination import COMMON, Board, Coordination
@@ -34,6 +34,9 @@ RANKS_IN_CATALOG_MAX: Final = 64
 _SETTLE_SECONDS: Final = 600.0
 """How long the others wait while the coordinator settles what an older launch left."""
 _READY: Final = "launch/ready"
+_LEFT: Final = "launch/left"
+LEAVE_SECONDS = 10.0
+"""How long a coordinator that is done waits for the others."""
 _starts: Counter[str] = Counter()
 """Launches of this process whose token came through a store, by run: every rank counts alike."""
 
@@ -80,7 +83,14 @@ def convene(
     if ranks.is_coordinator:
         held = _acquired(catalog, invitation, token, store)
     else:
-        held = join(catalog, run, token=token, ranks=ranks, meanwhile=lambda: _require_no_fault(run, store, ranks))
+        held = join(
+            catalog,
+            run,
+            token=token,
+            ranks=ranks,
+            wait_seconds=JOIN_SECONDS,
+            meanwhile=lambda: _require_no_fault(run, store, ranks),
+        )
     board = store or CatalogBoard(catalog, held.id, world_size=ranks.world_size)
     if ranks.is_coordinator:
         _open(catalog, held, board, settle)
@@ -136,9 +146,7 @@ def _store(invitation: Invitation, stores: Stores, token: str) -> Board | None:
 
 def _acquired(catalog: Catalog, invitation: Invitation, token: str, store: Board | None) -> LaunchRecord:
     try:
-        return acquire(
-            catalog, invitation.run.name, token=token, takeover=invitation.takeover, ranks=invitation.ranks
-        )
+        return acquire(catalog, invitation.run.name, token=token, takeover=invitation.takeover, ranks=invitation.ranks)
     except BaseException as error:
         if store is not None:  # without it the others have no place yet in which they could be told
             fault = f"{type(error).__name__}: {error}"
@@ -184,3 +192,19 @@ def _require_no_fault(run: str, board: Board | None, ranks: Ranks) -> None:
             f"run {run!r}: rank {ranks.coordinator}, the coordinator, could not begin the launch: {fault}",
             kind="launch_failed",
         )
+
+
+def leave(meeting: Meeting, ranks: Ranks) -> None:
+    """This rank is done. The coordinator stays a little for the others: it has the lease, and perhaps the store."""
+    board = meeting.board
+    if board is None:
+        return
+    if not ranks.is_coordinator:
+        tell("that this rank is done", lambda: board.post(_LEFT, ranks.rank, {}))
+        return
+    others = [rank for rank in ranks.every if rank != ranks.rank]
+    try:
+        if await_posts(board, _LEFT, others, until=time.monotonic() + LEAVE_SECONDS) is None:
+            log.info("the launch ends while other ranks may still be at work")
+    except CkptError as error:  # fenced, or without a board: nobody can say anything any more
+        log.info("the launch ends unheard by the other ranks: %s", error)

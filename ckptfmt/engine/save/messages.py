@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
 from ckptfmt.engine.save.alone import Alone
 from ckptfmt.engine.save.boards import SAVES_KEPT, save_topic
 from ckptfmt.engine.save.context import Ranks
-from ckptfmt.errors import Conflict
+from ckptfmt.errors import CatalogError, Conflict
 from ckptfmt.ports.catalog import Catalog
-from ckptfmt.ports.coordination import COMMON, Board, Body, Failure, PartReport, RankFailed, SaveRequest
+from ckptfmt.ports.coordination import COMMON, STORE_GONE, Board, Body, Failure, PartReport, RankFailed, SaveRequest
 from ckptfmt.ports.records import GenerationRecord, LaunchRecord, RankReport
+
+T = TypeVar("T")
+
 
 class Messages(Alone):
     """The coordinator begins, notes all acknowledgements at once, and posts the verdict; the others read and post."""
@@ -29,8 +33,8 @@ class Messages(Alone):
         """The coordinator decides."""
         if self._ranks.is_coordinator:
             begun = super().decide(request, busy=busy)
-            return bool(self._board.post(save_topic(request.n, "choice"), COMMON, {"begun": begun})["begun"])
-        found = self._board.peek(save_topic(request.n, "choice"), [COMMON]).get(COMMON)
+            return bool(self._post(save_topic(request.n, "choice"), COMMON, {"begun": begun})["begun"])
+        found = self._common(save_topic(request.n, "choice"))
         if found is None:
             self._raise_fault(request)
             return None
@@ -40,7 +44,7 @@ class Messages(Alone):
         if self._ranks.is_coordinator:
             self._raise_fault(request)
             return super().begin(request)
-        found = self._board.peek(save_topic(request.n, "begun"), [COMMON]).get(COMMON)
+        found = self._common(save_topic(request.n, "begun"))
         if found is None:
             self._raise_fault(request)
             return None
@@ -54,27 +58,42 @@ class Messages(Alone):
         return row
 
     def opened(self, row: GenerationRecord) -> None:
-        self._board.post(save_topic(row.save_number, "begun"), COMMON, _body(row))
+        self._post(save_topic(row.save_number, "begun"), COMMON, _body(row))
 
     def look(self, row: GenerationRecord) -> GenerationRecord:
         return super().look(row) if self._ranks.is_coordinator else self.verdict(row) or row
 
     def report(self, row: GenerationRecord, part: PartReport) -> None:
-        self._board.post(save_topic(row.save_number, "part"), part.rank, dataclasses.asdict(part))
+        self._post(save_topic(row.save_number, "part"), part.rank, dataclasses.asdict(part))
 
     def report_failure(self, row: GenerationRecord, failure: Failure) -> None:
-        self._board.post(save_topic(row.save_number, "fault"), COMMON, dataclasses.asdict(failure))
+        self._post(save_topic(row.save_number, "fault"), COMMON, dataclasses.asdict(failure))
 
     def decline(self, request: SaveRequest, failure: Failure) -> None:
-        self._board.post(save_topic(request.n, "fault"), COMMON, dataclasses.asdict(failure))
+        self._post(save_topic(request.n, "fault"), COMMON, dataclasses.asdict(failure))
+
+    def _common(self, topic: str) -> Body | None:
+        """The message that any rank may have been the first to leave."""
+        return self._asked(lambda: self._board.peek(topic, [COMMON])).get(COMMON)
+
+    def _post(self, topic: str, slot: int, body: Body) -> Body:
+        return self._asked(lambda: self._board.post(topic, slot, body))
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        """Without its board a rank has to look after itself, in the catalog."""
+        try:
+            return call()
+        except CatalogError as error:
+            self.settles = self.settles or error.kind == STORE_GONE
+            raise
 
     def _raise_fault(self, request: SaveRequest) -> None:
-        found = self._board.peek(save_topic(request.n, "fault"), [COMMON]).get(COMMON)
+        found = self._common(save_topic(request.n, "fault"))
         if found is not None:
             raise RankFailed(Failure(**found))
 
     def gathered(self, row: GenerationRecord) -> bool:
-        fault = self._board.peek(save_topic(row.save_number, "fault"), [COMMON]).get(COMMON)
+        fault = self._common(save_topic(row.save_number, "fault"))
         if fault is not None:
             raise RankFailed(Failure(**fault))
         parts = self._board.complete(save_topic(row.save_number, "part"), self._members)
@@ -89,7 +108,7 @@ class Messages(Alone):
 
     def announce(self, row: GenerationRecord) -> None:
         n = row.save_number
-        self._board.post(save_topic(n, "verdict"), COMMON, _body(row))
+        self._post(save_topic(n, "verdict"), COMMON, _body(row))
         if n < SAVES_KEPT:
             return
         for what in ("choice", "begun", "fault", "verdict"):
@@ -97,7 +116,12 @@ class Messages(Alone):
         self._board.forget(save_topic(n - SAVES_KEPT, "part"), self._members)
 
     def verdict(self, row: GenerationRecord) -> GenerationRecord | None:
-        found = self._board.peek(save_topic(row.save_number, "verdict"), [COMMON]).get(COMMON)
+        try:
+            found = self._common(save_topic(row.save_number, "verdict"))
+        except CatalogError as error:
+            if error.kind != STORE_GONE:
+                raise
+            return super().verdict(row)
         return None if found is None else _row(found)
 
 

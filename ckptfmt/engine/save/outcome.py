@@ -82,15 +82,15 @@ def as_data(context: LaunchContext, stage: str, error: BaseException) -> Failure
     rank = context.ranks.rank
     if isinstance(error, SaveFailed):
         stage, rank = error.stage, rank if error.rank is None else error.rank
-    return Failure(rank, stage, type(error).__name__, _words(error))
+    return Failure(rank, stage, type(error).__name__, words(error))
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str:
     """What an error says, as any database and any other rank can take it."""
     try:
         text = str(error)
     except Exception as broken:  # an exception of somebody else's, that cannot even tell what it is
-        text = f"it cannot be shown: {type(broken).__name__}"
+        text = f"{type(error).__name__}, which cannot be shown ({type(broken).__name__})"
     # The text may quote a file name that is no valid Unicode, which no database takes.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")[:REASON_LENGTH_MAX]
 

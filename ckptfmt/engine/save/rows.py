@@ -14,6 +14,7 @@ from ckptfmt.ports.catalog import Catalog
 from ckptfmt.ports.coordination import COMMON, Board, Failure, RankFailed, SaveRequest
 from ckptfmt.ports.records import GenerationRecord, LaunchRecord
 
+
 class Rows(Alone):
     """Every rank speaks to the catalog. The coordinator opens the folder, and merges and commits."""
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from ckptfmt.engine import protocol
 from ckptfmt.engine.save.alone import ended
-from ckptfmt.engine.save.boards import rest
+from ckptfmt.engine.save.boards import Looks
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
-from ckptfmt.engine.save.outcome import as_data, find_verdict, free_space, tell, with_fence
+from ckptfmt.engine.save.outcome import as_data, find_verdict, free_space, tell, with_fence, words
 from ckptfmt.engine.save.parts import make_part
 from ckptfmt.engine.save.patience import Patience
 from ckptfmt.engine.save.persist import check_space, write_packs
@@ -93,12 +93,13 @@ class SaveSession:
     def _begin(self) -> GenerationRecord:
         """C1: the generation's row and folder."""
         coordination, patience = self._context.coordination, self._patience
+        looks = Looks(coordination.pause)
         while (row := patience.repeat(lambda: coordination.begin(self._request))) is None:
             if patience.left < coordination.pause:
                 raise RankFailed(
                     Failure(self._context.ranks.coordinator, "begin", "", "it did not begin the save in time")
                 )
-            rest(coordination.pause)
+            looks.rest()
         self._row = row
         if self._context.ranks.is_coordinator:
             patience.repeat(lambda: self._context.site.backend.make_folder(self.folder))
@@ -224,7 +225,9 @@ class SaveSession:
             return self._settle(error)
         except Exception as second:
             log.exception("the outcome of save %s could not be settled", self._order.key)
-            return self._chained(OutcomeUnknown, f"{error}; then its outcome could not be settled: {second}", error)
+            return self._chained(
+                OutcomeUnknown, f"{words(error)}; then its outcome could not be settled: {words(second)}", error
+            )
 
     def _settle(self, error: BaseException) -> GenerationRecord | SaveFailed:
         row = self._row
@@ -232,16 +235,17 @@ class SaveSession:
             self._tell(error, None)
             # Without room or descriptors nothing was written: no answer can have been lost.
             if isinstance(error, CatalogError) and error.transient and error.kind != "catalog_files":
-                return self._chained(OutcomeUnknown, f"the catalog could not be reached to begin it: {error}", error)
-            return self._chained(SaveFailed, f"it could not begin: {error}", error)
+                return self._chained(
+                    OutcomeUnknown, f"the catalog could not be reached to begin it: {words(error)}", error
+                )
+            return self._chained(SaveFailed, f"it could not begin: {words(error)}", error)
         self._tell(error, row)
         try:
             now = await_verdict(self._context, row, self._patience)
             now = now or find_verdict(self._context, row, as_data(self._context, self._stage, error))
         except CkptError as unreachable:
-            text = (
-                f"{error}; whether it was committed is unknown: {unreachable}; see `ckptfmt inspect`, `ckptfmt recover`"
-            )
+            advice = "see `ckptfmt inspect`, `ckptfmt recover`"
+            text = f"{words(error)}; whether it was committed is unknown: {unreachable}; {advice}"
             return self._chained(OutcomeUnknown, text, error)
         if now.commit_seq is not None:
             # The watchdog must not touch storage: that is what hangs. recover finishes a proof that is pending.
@@ -255,7 +259,10 @@ class SaveSession:
         self._announce(now)
         if not self._patience.expired:  # a writer that may still be alive is left to gc
             free_space(self._context, now)
-        return self._chained(SaveFailed, str(error), with_fence(self._context, error))
+        if now.abort_rank not in (None, self._context.ranks.rank) and not isinstance(error, RankFailed):
+            told = ended(now)  # another rank failed first: it is the one to name
+            told.__cause__, error = error, told
+        return self._chained(SaveFailed, words(error), with_fence(self._context, error))
 
     def _tell(self, error: BaseException, row: GenerationRecord | None) -> None:
         """The other ranks are not to wait for this one in vain."""

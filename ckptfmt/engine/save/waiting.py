@@ -10,11 +10,11 @@ from typing import Final
 
 from ckptfmt.engine import protocol
 from ckptfmt.engine.save.alone import ended
-from ckptfmt.engine.save.boards import rest
+from ckptfmt.engine.save.boards import Looks
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
 from ckptfmt.engine.save.outcome import as_data, tell
 from ckptfmt.engine.save.patience import Patience
-from ckptfmt.errors import CkptError, SaveFailed
+from ckptfmt.errors import CatalogError, CkptError, SaveFailed
 from ckptfmt.format.states import State
 from ckptfmt.ports.coordination import Failure, RankFailed, SaveRequest
 from ckptfmt.ports.records import GenerationRecord
@@ -34,11 +34,11 @@ def margin(commit_timeout: float) -> float:
 
 def gather(context: LaunchContext, row: GenerationRecord, patience: Patience) -> None:
     """C3: wait until every expected rank has acknowledged. ``RankFailed`` names one that failed or stayed silent."""
-    coordination = context.coordination
+    coordination, looks = context.coordination, Looks(context.coordination.pause)
     while not patience.repeat(lambda: coordination.gathered(row)):
         if patience.left < coordination.pause:
             raise _silence(context, row)
-        rest(coordination.pause)
+        looks.rest()
 
 
 def follow(context: LaunchContext, row: GenerationRecord, patience: Patience) -> GenerationRecord:
@@ -46,11 +46,16 @@ def follow(context: LaunchContext, row: GenerationRecord, patience: Patience) ->
 
     Past the deadline and a margin this rank finishes what is durable; else it raises, and its caller aborts.
     """
-    coordination = context.coordination
+    coordination, looks = context.coordination, Looks(context.coordination.pause)
     patience.until += margin(context.commit_timeout)
     unproven = None
     while True:
-        now = patience.repeat(lambda: coordination.verdict(row))
+        try:
+            now = patience.repeat(lambda: coordination.verdict(row))
+        except CatalogError:
+            if coordination.settles:
+                raise
+            return _step_in(context, row)  # the board is out of reach, perhaps with the coordinator
         if now is not None:
             if now.commit_seq is None:
                 raise ended(now)
@@ -61,7 +66,7 @@ def follow(context: LaunchContext, row: GenerationRecord, patience: Patience) ->
                 return protocol.prove(context.site, now)
         if patience.left < coordination.pause:
             return _step_in(context, row)
-        rest(coordination.pause)
+        looks.rest()
 
 
 def _step_in(context: LaunchContext, row: GenerationRecord) -> GenerationRecord:
@@ -80,7 +85,7 @@ def _step_in(context: LaunchContext, row: GenerationRecord) -> GenerationRecord:
 
 def await_verdict(context: LaunchContext, row: GenerationRecord, patience: Patience) -> GenerationRecord | None:
     """What a rank that has failed is told by its coordinator, which alone speaks to the catalog; None if it is not."""
-    coordination = context.coordination
+    coordination, looks = context.coordination, Looks(context.coordination.pause)
     if coordination.settles:
         return None
     until = max(patience.until, time.monotonic()) + margin(context.commit_timeout)
@@ -92,7 +97,7 @@ def await_verdict(context: LaunchContext, row: GenerationRecord, patience: Patie
             return None
         if now is not None:
             return now
-        rest(coordination.pause)
+        looks.rest()
     return None
 
 
@@ -116,14 +121,14 @@ def _silence(context: LaunchContext, row: GenerationRecord) -> RankFailed:
 
 def decide(context: LaunchContext, request: SaveRequest, *, busy: bool) -> bool:
     """With ``on_busy="skip"`` and several ranks: whether the save begins. ``SaveFailed`` if nobody says so in time."""
-    coordination = context.coordination
+    coordination, looks = context.coordination, Looks(context.coordination.pause)
     until = time.monotonic() + context.commit_timeout
     try:
         while (begun := protocol.repeat(lambda: coordination.decide(request, busy=busy), until=until)) is None:
             if time.monotonic() > until:
                 limit = f"it did not decide within {context.commit_timeout:g} s whether to save"
                 raise RankFailed(Failure(context.ranks.coordinator, "begin", "", limit))
-            rest(coordination.pause)
+            looks.rest()
     except RankFailed as failed:
         failure = failed.failure
         raise SaveFailed(

@@ -1,0 +1,44 @@
+"""A repository for jobs of several ranks, on disk, with a catalog that is made quickly."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from meeting_rig import PLACES, WORLD, Job, store_agent
+
+import ckptfmt
+
+
+@pytest.fixture
+def root(tmp_path: Path, empty_repository: Path, quick: None) -> Path:
+    """``tmp_path/r``: a copy of the empty repository that knows its new place."""
+    shutil.copytree(empty_repository, tmp_path / "r")
+    ckptfmt.open(tmp_path / "r").close()
+    return tmp_path / "r"
+
+
+@pytest.fixture(scope="session")
+def agent() -> Iterator[int]:
+    """The port of a store for process groups."""
+    with store_agent() as port:
+        yield port
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> str:
+    """Where the ranks meet."""
+    return str(request.param)
+
+
+@pytest.fixture
+def start(root: Path, place: str, request: pytest.FixtureRequest) -> Callable[..., Job]:
+    """``start()``: a new start of the job, in that place."""
+    port = request.getfixturevalue("agent") if place == "c10d" else 0
+
+    def make(world: int = WORLD) -> Job:
+        return Job(root, place, world=world, agent=port)
+
+    return make
