@@ -129,7 +129,8 @@ def restore(
     Tensors that are spread over ranks, saved or live, in whatever layout, take their share: only chunks that hold some
     of it are read. What each rank kept for itself (``PerRank``, ``Rng``) goes to the same rank at the same world size;
     at another one it is a ``Mismatch``, unless ``map`` says whose each rank gets (a function, or a mapping: rank ->
-    saved rank). The rank is that of torch.distributed where it is initialised, else of $RANK and $WORLD_SIZE.
+    saved rank, or None to keep what is live). The rank is that of torch.distributed where it is initialised, else of
+    $RANK and $WORLD_SIZE.
     """
     reference = merge(parse_reference(url), run=run, at=at)
     connection = connect.open_site(reference.url, mode="r", catalog=catalog, storage_options=storage_options)

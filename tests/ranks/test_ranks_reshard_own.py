@@ -76,6 +76,22 @@ def test_map_says_whose(map_: Any) -> None:
         assert held(live) == of(1 - rank // 2)
 
 
+def test_a_rank_that_is_given_nobody_s_goes_on_with_its_own() -> None:
+    """Ranks that join a job draw numbers of their own, and need not share those of another one."""
+    opened = save([state(0), state(1)])
+    for rank in range(4):
+        live: dict[str, Any] = blank() | {"new": {}}
+        report = restore(
+            opened, live, rank=rank, world_size=4, map=lambda rank: rank if rank < 2 else None, strict=False
+        )
+        if rank < 2:
+            assert held(live) == of(rank)
+        else:
+            assert held(live) == (-1, [-1] * 3, -1, 3)
+            assert {"loader", "seen"} <= set(report.skipped)
+        assert live["w"].tolist() == [0, 1, 2, 3]
+
+
 def test_map_is_heard_at_the_same_world_size_too() -> None:
     live = blank()
     restore(save([state(0), state(1)]), live, rank=0, world_size=2, map={0: 1})
@@ -85,11 +101,11 @@ def test_map_is_heard_at_the_same_world_size_too() -> None:
 @pytest.mark.parametrize(
     ("map_", "told"),
     [
-        ({1: 0}, "map= names no saved rank for rank 0"),
+        ({1: 0}, "map= says nothing of rank 0"),
         ({0: 2}, r"map\[0\]=2: generation 1 of run 'r' was saved by 2 ranks"),
         ({0: -1}, r"map\[0\]=-1"),
         ({0: True}, r"map\[0\]=True"),
-        ({0: None}, r"map\[0\]=None"),
+        ({0: 1.5}, r"map\[0\]=1.5"),
         (lambda rank: 7, r"map\(0\)=7"),
         (lambda rank: "0", r"map\(0\)='0'"),
     ],

@@ -310,12 +310,11 @@ class Matcher:
                 self._skip(path)
 
     def _refuse(self, reason: str, live: Any, path: str) -> None:
-        """Something is saved for this place, but it cannot be told what of it."""
-        if any(map(self._selection.wants, [path, *self._live_leaves(live, path)])):
-            self._used.add(path)
-            self.plan.problems.append(reason)
-        else:
-            self._skip(path)
+        """Something is saved for this place, but not to be had: nobody's is wanted, or nobody knows whose."""
+        if self._view.nobody or not any(map(self._selection.wants, [path, *self._live_leaves(live, path)])):
+            return self._skip(path)
+        self._used.add(path)
+        return self.plan.problems.append(reason)
 
     def _skip(self, path: str) -> None:
         self._used.add(path)

@@ -9,20 +9,21 @@ from ckptfmt.engine.opened import Opened
 from ckptfmt.errors import InvalidInput, Mismatch
 from ckptfmt.format import tree
 
-RankMap = Mapping[int, int] | Callable[[int], int]
-"""Rank of today -> the saved rank whose own values it gets."""
+RankMap = Mapping[int, int | None] | Callable[[int], int | None]
+"""Rank of today -> the saved rank whose own values it gets; None: nobody's, it goes on with those that it has."""
 
 
 class RankView:
     """A generation as one rank sees it.
 
     ``rank`` is the saved rank whose own values stand in the slots; None if nobody has said whose do: then a slot that
-    is needed is a ``Mismatch`` with ``advice``.
+    is needed is a ``Mismatch`` with ``advice``. With ``nobody`` it was said that none are to be taken.
     """
 
-    def __init__(self, opened: Opened, rank: int | None, advice: str = "") -> None:
+    def __init__(self, opened: Opened, rank: int | None, advice: str, *, nobody: bool = False) -> None:
         self.opened = opened
         self.rank = rank
+        self.nobody = nobody
         self._advice = advice
 
     def refusal(self, node: tree.Node) -> str | None:
@@ -86,7 +87,9 @@ def view_for_restore(opened: Opened, *, rank: int, world_size: int, map: RankMap
     The own values of the same rank at the same world size; else those that ``map`` names, never anybody's by default.
     """
     if map is not None:
-        return RankView(opened, _mapped(opened, rank, map), "choose other ranks with map=, or leave it out with keys=")
+        mapped = _mapped(opened, rank, map)
+        advice = "choose other ranks with map=, or leave it out with keys="
+        return RankView(opened, mapped, advice, nobody=mapped is None)
     if world_size == len(opened.ranks) and rank in opened.ranks:
         return RankView(opened, rank, "choose another rank with map=, or leave it out with keys=")
     return RankView(
@@ -97,12 +100,14 @@ def view_for_restore(opened: Opened, *, rank: int, world_size: int, map: RankMap
     )
 
 
-def _mapped(opened: Opened, rank: int, map: RankMap) -> int:
-    if isinstance(map, Mapping):
-        if rank not in map:
-            raise InvalidInput(f"map= names no saved rank for rank {rank}; it has {sorted(map)[:8]}")
-        return _saved(opened, map[rank], f"map[{rank}]=")
-    return _saved(opened, map(rank), f"map({rank})=")
+def _mapped(opened: Opened, rank: int, map: RankMap) -> int | None:
+    if not isinstance(map, Mapping):
+        saved, what = map(rank), f"map({rank})="
+    elif rank in map:
+        saved, what = map[rank], f"map[{rank}]="
+    else:
+        raise InvalidInput(f"map= says nothing of rank {rank}, only of {sorted(map)[:8]}")
+    return None if saved is None else _saved(opened, saved, what)
 
 
 def _saved(opened: Opened, rank: int, what: str) -> int:
