@@ -27,6 +27,8 @@ def join(tx: Transaction, run_name: str, request: LaunchRequest, rank: int) -> L
     """
     run = runs.by_name(tx.session, tx.repository_id, run_name)
     launch = None if run is None else launches.by_token(tx.session, tx.repository_id, run.id, request.token)
+    # Once more: the launch may have been acquired in between, and raised the fence. A fence never goes down.
+    run = run if launch is None else runs.by_name(tx.session, tx.repository_id, run_name)
     if run is None or launch is None:
         raise NotFound(
             f"the launch that rank {rank} wants to join has not begun in run {run_name!r}: wait for its coordinator",
