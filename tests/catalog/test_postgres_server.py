@@ -150,6 +150,51 @@ def test_a_fork_in_the_middle_of_a_transaction(pg_make_catalog: MakeCatalog, pg_
     assert pg_raw("SELECT DISTINCT url FROM repositories", {}) == [("changed",)]
 
 
+def test_children_of_a_process_that_has_used_the_server(pg_make_catalog: MakeCatalog) -> None:
+    """None of them uses, or closes, what the parent had: each has connections of its own."""
+    catalog = pg_make_catalog()
+    job = Job.start(catalog)
+
+    def work(number: int) -> int:
+        for n in range(12):
+            catalog.note("llama", generation_id=None, kind="child", detail={"child": number, "n": n})
+        return os.getpid()
+
+    pids = at_once(work, 4)
+    noted = [event for event in catalog.events() if event.kind == "child"]
+    assert len({(event.detail["child"], event.detail["n"]) for event in noted}) == len(noted) == 48
+    assert {event.actor.rpartition(":")[2] for event in noted} == {str(pid) for pid in pids}
+    assert job.proven().commit_seq == 1
+
+
+def test_a_session_is_left_as_it_was(pg_make_catalog: MakeCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a pooler the next transaction, perhaps somebody else's, gets the same one."""
+    from ckptfmt.catalog.postgres_connecting import BoundedConnection
+
+    kept: list[BoundedConnection] = []
+    close = BoundedConnection.close
+    monkeypatch.setattr(BoundedConnection, "close", lambda connection: kept.append(connection))
+    catalog = pg_make_catalog()
+    job = Job.start(catalog)
+    job.proven()
+    catalog.generations()
+    monkeypatch.setattr(BoundedConnection, "close", close)
+    names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "synchronous_commit")
+    assert len(kept) > 5
+    for connection in kept:
+        if connection.info.transaction_status.name != "IDLE":  # a reader's, whose transaction ends with it
+            connection.execute("ROLLBACK")
+        for name in names:
+            ((value,),) = connection.execute(
+                f"SELECT current_setting('{name}') = boot_val FROM pg_settings WHERE name = '{name}'"
+            ).fetchall()
+            assert value, name
+        query = "SELECT COUNT(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'"
+        assert connection.execute(query).fetchall() == [(0,)]
+        assert connection.execute("SELECT COUNT(*) FROM pg_prepared_statements").fetchall() == [(0,)]
+        connection.close()
+
+
 def test_no_connection_stays_between_calls(pg_make_catalog: MakeCatalog, pg_raw: RawSql, pg_database: str) -> None:
     catalog = pg_make_catalog()
     Job.start(catalog).proven()
@@ -385,8 +430,8 @@ def test_another_repository_and_another_database(postgres: PostgresServer, pg_ur
     with pytest.raises(NotFound, match="does not know the repository"):
         open_catalog(pg_url, repository="stranger", display_url="/c", mode="w", create=False)
     name = postgres.new_database()
-    postgres.run("CREATE TABLE precious (x INT)", database=name)
-    with pytest.raises(CatalogError, match=r"something else \(precious") as caught:
+    postgres.run("CREATE TABLE alembic_version (version_num TEXT)", database=name)
+    with pytest.raises(CatalogError, match=r"something else \(alembic_version") as caught:
         _open(postgres.url(name), create=True)
     assert caught.value.kind == "catalog_foreign"
     empty = postgres.url(postgres.new_database())
@@ -420,12 +465,36 @@ def test_how_a_url_is_shown(url: str, shown: str) -> None:
     assert display(url) == shown
 
 
-def test_a_password_may_come_from_the_environment(
-    pg_url: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+def test_who_may_log_in(
+    mortal: PostgresServer, mortal_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """libpq's own ways: here a file of passwords that has to be found, or it is an error of its own."""
-    monkeypatch.setenv("PGPASSWORD", "not needed with trust")
-    assert _open(pg_url.replace("postgresql://", "postgresql+psycopg://")).runs() == []
+    """The password may stand in the URL, in the environment, or in a file."""
+    rules = mortal.data / "pg_hba.conf"
+    rules.write_text(f"host all alice 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
+    mortal.run("CREATE ROLE alice LOGIN SUPERUSER PASSWORD 'w0nder' CONNECTION LIMIT 5")
+    mortal.run("SELECT pg_reload_conf()")
+    url = mortal_url.replace("postgres@", "alice@")
+    passwords = tmp_path / "pgpass"
+    passwords.write_text(f"127.0.0.1:{mortal.port}:*:alice:w0nder\n")
+    passwords.chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(tmp_path / "none"))
+    for wrong in (url, url.replace("alice@", "alice:wrong@")):
+        begun = time.monotonic()
+        with pytest.raises(CatalogError, match="PGPASSWORD") as caught:
+            _open(wrong)
+        assert (caught.value.kind, caught.value.transient) == ("catalog_access", False)
+        assert time.monotonic() - begun < 5, "no use to try again"
+    assert _open(url.replace("alice@", "alice:w0nder@")).runs() == []
+    assert _open(url.replace("alice@", "alice:w0nder@").replace("postgresql:", "postgresql+psycopg:")).runs() == []
+    with monkeypatch.context() as environment:
+        environment.setenv("PGPASSWORD", "w0nder")
+        assert _open(url).runs() == []
+    monkeypatch.setenv("PGPASSFILE", str(passwords))
+    assert _open(url).runs() == []
+    mortal.run("ALTER ROLE alice NOSUPERUSER CONNECTION LIMIT 0")
+    with pytest.raises(CatalogError, match="max_connections") as caught:
+        _open(url, busy_seconds=0.2)
+    assert (caught.value.kind, caught.value.transient) == ("catalog_busy", True)
 
 
 def test_without_psycopg_the_extra_is_named(pg_url: str) -> None:

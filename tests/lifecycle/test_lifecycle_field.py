@@ -32,11 +32,11 @@ M: the catalog, locks, clocks, forks
 | --- | --- | --- |
 | FR-116 | "database is locked"; a network file system | test_eight_processes_of_many_state_changes, test_many_processes_on_one_catalog_meet_no_lock, test_network_file_systems_are_refused |
 | FR-118 | a failed catalog write goes unnoticed | test_a_catalog_away_from_the_commit_on_leaves_the_outcome_unknown, test_catalog_crash_leaves_a_loadable_latest, test_a_save_whose_every_answer_is_lost_once |
-| FR-119 | a database connection shared across a fork | test_forked_children_have_connections_of_their_own, test_nothing_is_open_across_a_fork |
+| FR-119 | a database connection shared across a fork | test_forked_children_have_connections_of_their_own, test_nothing_is_open_across_a_fork, test_children_of_a_process_that_has_used_the_server |
 | FR-120 | a storage client hangs in a forked child | test_a_child_forked_in_the_middle_of_a_save_opens_and_saves_for_itself |
 | FR-121 | a lock is judged by two clocks | test_the_clock_of_the_asking_process_does_not_matter, test_a_jump_forward_lets_others_in_and_the_older_launch_commits_nothing, test_a_holder_that_renews_over_a_jump_back_is_alive |
 | FR-122 | a dead process's lock blocks for days | test_a_killed_holder_counts_as_gone_at_once, test_a_holder_that_stops_renewing_is_waited_for_and_no_longer, test_a_clock_that_goes_back_does_not_lock_a_run_for_as_long |
-| FR-123 | several processes migrate at once; a foreign version table | test_four_processes_create_one_schema, test_a_foreign_database_is_left_alone, test_an_upgrade_killed_at_any_statement_is_done_again |
+| FR-123 | several processes migrate at once; a foreign version table | test_four_processes_create_one_schema, test_a_foreign_database_is_left_alone, test_an_upgrade_killed_at_any_statement_is_done_again, test_processes_that_start_on_an_empty_database, test_another_repository_and_another_database |
 
 Of more than one rank or tier, hence not of one machine: FR-022 (a staged file that changes before it is replicated) and
 FR-044 (ranks that make up different names).
