@@ -70,8 +70,8 @@ class Council:
         """Acknowledged by this rank, or proposed by it; its outcome is not known."""
         self._answer: tuple[Proposal, dict[str, object]] | None = None
         """What is still to be posted: the proposal itself, or what this rank says to one."""
-        self._due: Proposal | None = None
-        """Confirmed: every rank saves when it gets there."""
+        self._due: list[Proposal] = []
+        """Confirmed: every rank saves when it gets there. A slow rank may have several ahead of it."""
         self._wished = False
         self._heeded = False
         """A preemption has led to a save: one is enough."""
@@ -98,11 +98,9 @@ class Council:
             log.warning("step %d: no outcome of the proposal to save; this rank calls it off", step)
             self._call_off(waiting)
         with self._changed:
-            due = self._due
-            if due is None or step < due.step:
-                return None
-            self._due = None
-            return due.why
+            reached = {due.why for due in self._due if due.step <= step}
+            self._due = [due for due in self._due if due.step > step]
+        return "preempted" if "preempted" in reached else next(iter(reached), None)
 
     def _call_off(self, proposal: Proposal) -> None:
         try:
@@ -163,7 +161,7 @@ class Council:
         if why != "preempted" and not self._heeded and self._board.peek(_WISH, [COMMON]):
             why = "preempted"
         with self._changed:
-            if why is None or self._at is None or self._due is not None or time.monotonic() < self._quiet_until:
+            if why is None or self._at is None or self._due or time.monotonic() < self._quiet_until:
                 return
             lead = max(self._hurry, self._pace.steps_in(_LEAD_LOOKS * self._board.pause))
             proposal = Proposal(self._number, self._at + lead, why)
@@ -225,7 +223,7 @@ class Council:
             self._open = None
             self._number = proposal.number + 1
             if confirmed:
-                self._due = proposal
+                self._due.append(proposal)
                 self._heeded = self._heeded or proposal.why == "preempted"
             self._changed.notify_all()
 

@@ -1,0 +1,265 @@
+"""Ranks that die, stop, or are slow: the others know by name and in time, and nothing half is ever committed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from meeting_rig import WORLD, Job, Rank, assert_saved, outcome_of, rows_of, save_and_wait, whole_of
+
+import ckptfmt
+from ckptfmt.engine.save import meeting
+from ckptfmt.testing.faults import Call, Fault
+
+Start = Callable[..., Job]
+
+HURRY: Final = 3.0
+"""The commit timeout of saves that are to fail, in seconds."""
+BOUND: Final = HURRY + 2 * HURRY / 2 + 8
+"""Deadline, the margins of the others and of the coordinator, and what a busy machine adds."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coordinators whose ranks are dead do not wait for them at the end."""
+    monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.5)
+
+
+def key_ends(text: str) -> Callable[[Call], bool]:
+    return lambda call: call.key.endswith(text)
+
+
+STAGES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "before its packs": ("backend", {"op": "open_writer"}),
+    "in a pack": ("backend", {"op": "write_at", "timing": "torn"}),
+    "before its part": ("backend", {"op": "create", "when": key_ends(".part.json")}),
+    "after its part": ("backend", {"op": "create", "when": key_ends(".part.json"), "timing": "after"}),
+}
+
+
+def faults_of(rank: Rank, where: str, named: dict[str, Any]) -> tuple[list[Fault], list[Fault]]:
+    """The faults of storage and of the catalog that kill ``rank`` there."""
+    fault = Fault(error=rank.die, **named)
+    return ([fault], []) if where == "backend" else ([], [fault])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_is_killed_in_its_save(start: Start, root: Path, stage: str, victim: int) -> None:
+    where, named = STAGES[stage]
+
+    def body(rank: Rank) -> Any:
+        storage, sql = faults_of(rank, where, named) if rank.rank == victim else ([], [])
+        with rank.checkpointer(*storage, sql=sql, commit_timeout=HURRY) as checkpointer:
+            return save_and_wait(checkpointer, rank.state(1), 1)
+
+    outcomes = start().run_some(body)
+    assert outcomes[victim] is None
+    for rank, outcome in enumerate(outcomes):
+        if rank != victim:
+            assert (outcome["id"], outcome["rank"], outcome["kind"]) == (None, victim, "save_failed"), outcome
+            assert outcome["seconds"] < BOUND
+    (row,) = rows_of(root)
+    assert (row["state"], row["abort_rank"]) == ("aborted", victim)
+
+    def again(rank: Rank) -> Any:
+        with rank.checkpointer() as checkpointer:
+            assert checkpointer.restore(rank.state(0)) is None
+            return save_and_wait(checkpointer, rank.state(2), 2)["id"]
+
+    assert len(set(start().run(again))) == 1
+    assert_saved(root, 2, WORLD)
+
+
+STEPS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "before C1": ("sql", {"op": "begin_save"}),
+    "C1, no folder": ("backend", {"op": "make_folder", "when": lambda call: "/" in call.key}),
+    "C1, folder": ("backend", {"op": "make_folder", "timing": "after", "when": lambda call: "/" in call.key}),
+    "before C3": ("backend", {"op": "create", "when": lambda call: "manifest-" in call.key}),
+    "manifest": ("backend", {"op": "create", "timing": "after", "when": lambda call: "manifest-" in call.key}),
+    "C3, durable": ("sql", {"op": "mark_durable", "timing": "after"}),
+    "C4, committed": ("sql", {"op": "commit", "timing": "after"}),
+    "C5, COMMIT.json": ("backend", {"op": "create", "timing": "after", "when": key_ends("COMMIT.json")}),
+    "C5, proven": ("sql", {"op": "set_proven", "timing": "after"}),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_coordinator_is_killed_between_two_steps(start: Start, root: Path, step: str) -> None:
+    """What the other ranks are told is what the catalog says in the end, and the next launch finds it settled."""
+    where, named = STEPS[step]
+
+    def body(rank: Rank) -> Any:
+        storage, sql = faults_of(rank, where, named) if rank.rank == 0 else ([], [])
+        with rank.checkpointer(*storage, sql=sql, commit_timeout=HURRY) as checkpointer:
+            return save_and_wait(checkpointer, rank.state(1), 1)
+
+    outcomes = start().run_some(body)
+    assert outcomes[0] is None
+    told = {outcome["id"] for outcome in outcomes[1:]}
+    assert len(told) == 1, outcomes
+    assert all(outcome["seconds"] < BOUND for outcome in outcomes[1:])
+    committed = told != {None}
+    if step in ("C3, durable", "C4, committed", "C5, COMMIT.json", "C5, proven"):
+        assert committed  # any rank may finish it
+    if not committed:
+        assert {outcome["rank"] for outcome in outcomes[1:]} == {0}
+
+    def again(rank: Rank) -> Any:
+        with rank.checkpointer() as checkpointer:
+            live = rank.state(0)
+            report = checkpointer.restore(live)
+            assert (report is not None) == committed
+            if report is not None:
+                assert (report.step, live["step"]) == (1, 1)
+            return save_and_wait(checkpointer, rank.state(2), 2)["id"]
+
+    assert len(set(start().run(again))) == 1
+    assert {row["state"] for row in rows_of(root) if row["step"] == 1} <= {"committed" if committed else "aborted"}
+    assert_saved(root, 2, WORLD)
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def wait_until(reached: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("sleeper", [0, 2])
+def test_a_rank_that_sleeps_past_the_deadline_commits_nothing(start: Start, root: Path, sleeper: int) -> None:
+    """It wakes up after the next launch has saved: nothing of that one changes, and it knows that it has failed."""
+
+    def body(rank: Rank) -> Any:
+        faults = [Fault("write_at", error=rank.stop)] if rank.rank == sleeper else []
+        with rank.repository(*faults) as repository:
+            named = {"launch": rank.job.token} if rank.job.place == "catalog" else {}
+            checkpointer = repository.checkpointer(
+                "run", rank=rank.rank, world_size=WORLD, coordination=rank.job.place, commit_timeout=HURRY, **named
+            )
+            first = save_and_wait(checkpointer, rank.state(1), 1)
+            second = outcome_of(lambda: checkpointer.save(rank.state(2), step=2).result(30)) if faults else None  # type: ignore[union-attr]
+            checkpointer.close()
+            return first, second
+
+    ranks = start().start(body)
+    wait_until(lambda: stopped(ranks[sleeper].pid))
+    try:
+        others = [rank.result()[0] for number, rank in enumerate(ranks) if number != sleeper]
+        for outcome in others:
+            assert (outcome["id"], outcome["rank"]) == (None, sleeper), outcome
+            assert outcome["seconds"] < BOUND
+
+        def again(rank: Rank) -> Any:
+            with rank.checkpointer(takeover=True) as checkpointer:
+                return save_and_wait(checkpointer, rank.state(3), 3)["id"]
+
+        assert len(set(start().run(again))) == 1
+        before = listing(root)
+    finally:
+        os.kill(ranks[sleeper].pid, signal.SIGCONT)
+    first, second = ranks[sleeper].result()
+    assert first["id"] is None
+    assert second["id"] is None
+    newest = rows_of(root)[1]
+    assert newest["state"] == "committed"
+    kept = {name: facts for name, facts in before.items() if newest["key"] in name}
+    assert kept == {name: facts for name, facts in listing(root).items() if newest["key"] in name}
+    assert [row["state"] for row in rows_of(root)] == ["aborted", "committed"]
+    assert_saved(root, 3, WORLD)
+
+
+def listing(root: Path) -> dict[str, tuple[int, int]]:
+    """Every object with its size and the time of its last change."""
+    found = (path for path in (root / "runs").rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+
+def test_a_rank_that_never_saves_is_named_at_the_deadline(start: Start, root: Path) -> None:
+    def body(rank: Rank) -> Any:
+        with rank.checkpointer(commit_timeout=HURRY) as checkpointer:
+            if rank.rank == 3:
+                time.sleep(HURRY + 2)
+                return None
+            return save_and_wait(checkpointer, rank.state(1), 1)
+
+    for outcome in start().run(body)[:3]:
+        assert (outcome["id"], outcome["rank"]) == (None, 3), outcome
+        assert "did not acknowledge" in outcome["text"]
+        assert outcome["seconds"] < BOUND
+
+
+def test_the_store_dies_with_rank_zero(root: Path) -> None:
+    """Its clients lose their board: they ask the catalog themselves, and are bounded still."""
+    job = Job(root, "c10d")
+
+    def body(rank: Rank) -> Any:
+        faults = [Fault("write_at", error=rank.die)] if rank.rank == 0 else []
+        with rank.checkpointer(*faults, commit_timeout=HURRY) as checkpointer:
+            return save_and_wait(checkpointer, rank.state(1), 1)
+
+    outcomes = job.run_some(body)
+    assert outcomes[0] is None
+    for outcome in outcomes[1:]:
+        assert outcome["id"] is None
+        assert outcome["seconds"] < BOUND
+    assert [row["state"] for row in rows_of(root)] in (["aborted"], ["writing"])
+
+
+def test_an_older_launch_of_many_ranks_is_fenced(start: Start, root: Path) -> None:
+    """Another start takes over while the first one lives: none of its ranks saves any more."""
+    first = start()
+
+    def old(rank: Rank) -> Any:
+        with rank.checkpointer(commit_timeout=HURRY) as checkpointer:
+            assert checkpointer.restore(rank.state(0)) is None
+            if rank.rank == 0:
+                (root / "begun").touch()
+            wait_until((root / "taken").exists)
+            outcome = save_and_wait(checkpointer, rank.state(1), 1)
+            return outcome
+
+    ranks = first.start(old)
+    try:
+        wait_until((root / "begun").exists)
+
+        def new(rank: Rank) -> Any:
+            with rank.checkpointer(takeover=True) as checkpointer:
+                return save_and_wait(checkpointer, rank.state(2), 2)["id"]
+
+        assert len(set(start().run(new))) == 1
+    finally:
+        (root / "taken").touch()
+    for rank in ranks:
+        outcome = rank.result()
+        assert outcome["id"] is None
+        assert outcome["seconds"] < BOUND
+    assert [row["step"] for row in rows_of(root) if row["state"] == "committed"] == [2]
+    assert_saved(root, 2, WORLD)
+
+
+def test_the_rest_of_an_aborted_save_is_swept_without_touching_what_others_write(start: Start, root: Path) -> None:
+    def body(rank: Rank) -> Any:
+        faults = [Fault("finish", error=lambda: OSError(28, "full"))] if rank.rank == 1 else []
+        with rank.checkpointer(*faults, commit_timeout=20) as checkpointer:
+            first = save_and_wait(checkpointer, rank.state(1), 1)
+            return first["rank"], save_and_wait(checkpointer, rank.state(2), 2)["id"] is not None
+
+    assert start().run(body) == [[1, True]] * WORLD
+    failed, kept = rows_of(root)
+    names = {path.name for path in (root / "runs").rglob(f"{failed['key']}/*")}
+    assert {name for name in names if name.startswith("r00001")} == set()
+    with ckptfmt.open(root) as repository:
+        repository.gc(dry_run=False)
+        assert repository.latest("run").id == kept["id"]
+    assert {path.name for path in (root / "runs").rglob(f"{failed['key']}/*")} == {"COMMIT.json"}
+    assert whole_of(2)["b"].tobytes() == ckptfmt.load(root, run="run", rank=0)["b"].tobytes()
