@@ -50,7 +50,7 @@ def mortal_url(mortal: PostgresServer) -> str:
 
 
 # -- many processes -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(15, marks=pytest.mark.slow)])
 def test_sixteen_processes_share_a_run(pg_url: str, pg_make_catalog: MakeCatalog, pg_raw: RawSql, rounds: int) -> None:
     """Ranks of one launch: each save is begun once, every report arrives, the order of commits has no gap."""
     import ckptfmt.catalog.sql  # noqa: F401  (imported once, forked sixteen times)
@@ -77,10 +77,10 @@ def test_sixteen_processes_share_a_run(pg_url: str, pg_make_catalog: MakeCatalog
             mine.post(job.launch.id, f"save-{n}", rank, {"rank": rank})
             Job(mine, "llama", job.launch).report(ticket.generation.id, rank)
             while len(mine.posts(job.launch.id, f"save-{n}")) < workers:
-                time.sleep(0.02)
+                time.sleep(0.1)
             generation = ticket.generation
             while any(row.state != "durable" for row in mine.ranks(generation.id)):
-                time.sleep(0.02)
+                time.sleep(0.1)
             mine.mark_durable(generation.id, job.facts(generation), fence=job.fence)
             mine.commit(generation.id, fence=job.fence)
             mine.set_proven(generation.id)
@@ -291,7 +291,7 @@ def test_a_server_that_is_not_there(mortal_url: str, mortal: PostgresServer) -> 
         begun = time.monotonic()
         with pytest.raises(CatalogError, match="nothing is established") as caught:
             catalog.runs()
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 10
         assert (caught.value.kind, caught.value.transient) == ("catalog_unreachable", True)
         with pytest.raises(CatalogError) as caught:
             _open(mortal_url, busy_seconds=0.3)
