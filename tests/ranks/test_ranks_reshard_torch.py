@@ -47,11 +47,20 @@ def image_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
 
 
 class Job:
-    """A small model with rows that no number of ranks divides, on a mesh: ``tp`` ranks share each layer. ``wide`` adds
-    a larger layer of so many rows."""
+    """A small model with rows that no number of ranks divides, on a mesh.
+
+    ``tp`` ranks share each layer, ``copies`` groups of ranks hold the same; ``wide`` adds a layer of so many rows.
+    """
 
     def __init__(
-        self, world_size: int, *, tp: int = 1, wide: int = 0, kind: Any = torch.optim.AdamW, **options: Any
+        self,
+        world_size: int,
+        *,
+        tp: int = 1,
+        copies: int = 1,
+        wide: int = 0,
+        kind: Any = torch.optim.AdamW,
+        **options: Any,
     ) -> None:
         torch.manual_seed(world_size + tp)
         self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 10), nn.LayerNorm(10))
@@ -59,7 +68,7 @@ class Job:
             self.net.append(nn.Linear(10, wide, bias=False))
         self.net.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         if world_size > 1:
-            _spread(self.net, world_size, tp)
+            _spread(self.net, world_size, tp, copies)
         self.optimizer = kind(self.net.parameters(), **({"lr": 0.01} | options))
 
     @property
@@ -78,18 +87,22 @@ class Job:
         return image_of(self.net, self.optimizer)
 
 
-def _spread(net: nn.Sequential, world_size: int, tp: int) -> None:
+def _spread(net: nn.Sequential, world_size: int, tp: int, copies: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = init_device_mesh("cpu", (world_size // tp, tp), mesh_dim_names=("dp", "tp"))
-    if tp > 1:
-        parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    if copies > 1:
+        data = init_device_mesh("cpu", (copies, world_size // copies), mesh_dim_names=("copy", "shard"))
+    else:
+        mesh = init_device_mesh("cpu", (world_size // tp, tp), mesh_dim_names=("dp", "tp"))
+        data = mesh["dp"]
+        if tp > 1:
+            parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     for layer in net:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh["dp"])
-    fully_shard(net, mesh=mesh["dp"])
+            fully_shard(layer, mesh=data)
+    fully_shard(net, mesh=data)
 
 
 def first(tmp_path: Path, world_size: int, **options: Any) -> tuple[Path, Any]:
@@ -151,6 +164,15 @@ def test_tensor_parallel_to_more_of_it_and_to_one_process(tmp_path: Path) -> Non
     assert resumed(tmp_path, folder, None, 1) == [expected]
 
 
+def test_copies_of_shards(tmp_path: Path) -> None:
+    """Two groups of ranks that hold the same shards, saved once, into one group of three and back."""
+    folder, expected = first(tmp_path, 4, copies=2)
+    manifest = open_folder(folder).manifest
+    assert sum(pack.nbytes - pack.header_bytes for pack in manifest.packs) == manifest.nbytes, "each shard once"
+    assert resumed(tmp_path, folder, tmp_path / "three", 3) == [expected] * 3
+    assert resumed(tmp_path, tmp_path / "three", None, 4, copies=2) == [expected] * 4
+
+
 def test_a_job_of_one_process_becomes_one_of_many(tmp_path: Path) -> None:
     job = Job(1)
     job.train()
@@ -181,9 +203,9 @@ class Rows(torch.optim.Optimizer):
     ("kind", "options"),
     [
         (torch.optim.SGD, {"momentum": 0.9}),
-        (torch.optim.Adam, {"amsgrad": True}),
+        pytest.param(torch.optim.Adam, {"amsgrad": True}, marks=pytest.mark.slow),
         (Rows, {}),
-        (torch.optim.NAdam, {}),
+        pytest.param(torch.optim.NAdam, {}, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
