@@ -22,7 +22,9 @@ class Sharded:
     """This rank's box of a tensor that is spread over the ranks.
 
     ``local`` is a tensor or array; the whole has ``global_shape`` (elements per dimension), and
-    ``local`` begins at ``offsets`` in it. Raises ``InvalidInput`` unless the box has the same number
+    ``local`` begins at ``offsets`` in it. The boxes of all ranks must hold every element; where several
+    ranks give the same box, its bytes must be equal. A rank that holds nothing of the tensor gives a
+    ``local`` of no elements, with any offsets. Raises ``InvalidInput`` unless the box has the same number
     of dimensions as the whole, no negative number occurs, and the box lies inside.
     """
 
