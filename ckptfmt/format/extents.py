@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress, islice, pairwise
 from operator import add, le, not_
 from typing import NoReturn
@@ -36,34 +36,74 @@ def _lie_apart(boxes: BoxTable, sizes: Sequence[int], packs: Sequence[PackRow]) 
         starts, stops, at = list(compress(starts, sizes)), list(compress(stops, sizes)), list(compress(at, sizes))
     if len(packs) == 1:
         return _lie_in(packs[0], sorted(starts), sorted(stops))
+    several = len(starts) == len(boxes.tensor) and len(starts) >= tables.SEVERAL * len(set(boxes.tensor))
+    if several and _lie_in_stretches(boxes, starts, stops, packs):
+        return True
     first: list[list[int]] = [[] for _ in packs]
     last: list[list[int]] = [[] for _ in packs]
-    if len(starts) < len(boxes.tensor) or len(starts) < tables.SEVERAL * len(set(boxes.tensor)):
-        for pack, start, stop in zip(at, starts, stops, strict=True):
-            first[pack].append(start)
-            last[pack].append(stop)
-    else:
-        _deal_out(boxes, starts, first)
-        _deal_out(boxes, stops, last)
+    for pack, start, stop in zip(at, starts, stops, strict=True):
+        first[pack].append(start)
+        last[pack].append(stop)
     return all(_lie_in(pack, sorted(first[i]), sorted(last[i])) for i, pack in enumerate(packs))
 
 
-def _deal_out(boxes: BoxTable, numbers: Sequence[int], to: list[list[int]]) -> None:
-    """Add the number of each box to the list of its pack. Tensors in the same packs are taken together."""
+_Stretch = tuple[int, int]
+"""Where the first of several boxes begins in a pack, and where the last one ends."""
+
+
+def _lie_in_stretches(boxes: BoxTable, starts: Sequence[int], stops: Sequence[int], packs: Sequence[PackRow]) -> bool:
+    """Whether tensors that lie in the same packs, taken together, lie apart there, and in other stretches of the packs
+    than all others do. False also where that can't be told."""
+    stretches: list[list[_Stretch]] = [[] for _ in packs]
+    for their, first_of, last_of in _in_the_same(boxes, starts, stops):
+        found = _stretches(first_of, last_of)
+        if found is None:
+            return False
+        for pack, stretch in zip(their, found, strict=True):
+            stretches[pack].append(stretch)
+    for pack, mine in zip(packs, stretches, strict=True):
+        mine.sort()
+        if not _lie_in(pack, [start for start, _ in mine], [stop for _, stop in mine]):
+            return False
+    return True
+
+
+_Rows = list[Sequence[int]]
+
+
+def _in_the_same(
+    boxes: BoxTable, starts: Sequence[int], stops: Sequence[int]
+) -> Iterator[tuple[Sequence[int], _Rows, _Rows]]:
+    """Yield the packs of tensors that follow one another and lie in the same ones, and for each tensor where its boxes
+    begin there, and where they end."""
     packs: Sequence[int] = ()
-    rows: list[Sequence[int]] = []
+    first_of: _Rows = []
+    last_of: _Rows = []
     for _, first, last in runs(boxes.tensor):
         mine = boxes.pack[first:last]
         if mine != packs:
-            _add_columns(packs, rows, to)
-            packs, rows = mine, []
-        rows.append(numbers[first:last])
-    _add_columns(packs, rows, to)
+            if first_of:
+                yield packs, first_of, last_of
+            packs, first_of, last_of = mine, [], []
+        first_of.append(starts[first:last])
+        last_of.append(stops[first:last])
+    if first_of:
+        yield packs, first_of, last_of
 
 
-def _add_columns(packs: Sequence[int], rows: Sequence[Sequence[int]], to: list[list[int]]) -> None:
-    for pack, column in zip(packs, zip(*rows, strict=True), strict=True):
-        to[pack] += column
+def _stretches(first_of: _Rows, last_of: _Rows) -> Sequence[_Stretch] | None:
+    """The stretch that the boxes take in each pack, or None if two overlap in one of them."""
+    if all(row.count(row[0]) == len(row) for row in (*first_of, *last_of)):  # all packs are alike
+        found = _stretch(sorted([row[0] for row in first_of]), sorted([row[0] for row in last_of]))
+        return None if found is None else [found] * len(first_of[0])
+    columns = zip(zip(*first_of, strict=True), zip(*last_of, strict=True), strict=True)
+    each = [_stretch(sorted(begins), sorted(ends)) for begins, ends in columns]
+    known = [stretch for stretch in each if stretch is not None]
+    return known if len(known) == len(each) else None
+
+
+def _stretch(starts: Sequence[int], stops: Sequence[int]) -> _Stretch | None:
+    return (starts[0], stops[-1]) if _are_apart(starts, stops) else None
 
 
 def _lie_in(pack: PackRow, starts: Sequence[int], stops: Sequence[int]) -> bool:
@@ -72,7 +112,12 @@ def _lie_in(pack: PackRow, starts: Sequence[int], stops: Sequence[int]) -> bool:
         return True
     if starts[0] < pack.header_bytes or stops[-1] > pack.nbytes:
         return False
-    # At no byte may more boxes have begun than one more than have ended there.
+    return _are_apart(starts, stops)
+
+
+def _are_apart(starts: Sequence[int], stops: Sequence[int]) -> bool:
+    """Whether boxes with these (sorted) ends do not overlap."""
+    # At no byte may more have begun than one more than have ended there.
     return all(map(le, stops, islice(starts, 1, None)))
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate, chain, repeat
-from operator import itemgetter
+from itertools import accumulate, chain, islice, repeat
+from operator import lt
 from typing import Any, Final
 
+from ckptfmt.format.alike import Alike
+from ckptfmt.format.merge_order import BoxOrder
 from ckptfmt.format.merge_rows import TensorUnion
 from ckptfmt.format.part import Part
 from ckptfmt.format.tables import BoxTable, Extent, PackRow, runs
@@ -38,9 +40,10 @@ class BoxUnion:
         self._start = self._column("start")
         self._size = self._column("size")
         self._digests = self._column("digests")
-        self._rows, self._order = _by_row(parts, tensors.rows)
-        """The row of every box, and where it stands in the columns."""
+        self._order = BoxOrder(parts, tensors.rows)
+        self._starts = self._order.taken(self._start)
         self._sort()
+        self._run_of = {row: (first, last) for row, first, last in runs(self._order.rows)}
         self._claimed: set[int] = set()
         for part, rows in zip(parts, tensors.rows, strict=True):
             if part.claims.tensor:
@@ -71,17 +74,15 @@ class BoxUnion:
 
     def _sort(self) -> None:
         """Bring the boxes of each row into the order of their starts, and leave out those that a lower rank wrote."""
-        starts = _picked(self._start, self._order)
-        changed: list[tuple[int, int, int, list[int]]] = []
-        for row, first, last in runs(self._rows):
-            mine = starts[first:last]
-            if len(mine) > 1 and (len(set(mine)) < len(mine) or mine != sorted(mine)):
-                changed.append((row, first, last, self._once(row, self._order[first:last])))
-        for row, first, last, boxes in reversed(changed):
-            self._order[first:last] = boxes
-            self._rows[first:last] = [row] * len(boxes)
-        self._starts = _picked(self._start, self._order) if changed else starts
-        self._run_of = {row: (first, last) for row, first, last in runs(self._rows)}
+        changed: list[tuple[int, int, int]] = []
+        ascend = Alike(_ascend)
+        for row, first, last in runs(self._order.rows):
+            if last - first > 1 and not ascend(self._starts[first:last]):
+                changed.append((row, first, last))
+        for row, first, last in reversed(changed):
+            self._order.change(row, first, last, self._once(row, self._order.at[first:last]))
+        if changed:
+            self._starts = self._order.taken(self._start)
 
     def _once(self, row: int, boxes: Sequence[int]) -> list[int]:
         found: dict[tuple[Extent, Extent], int] = {}
@@ -108,8 +109,9 @@ class BoxUnion:
         if last - first > 1:
             first = bisect_left(self._starts, start, first, last)
         while first < last and self._starts[first] == start:
-            if self._size[self._order[first]] == size:
-                return self._order[first]
+            box = self._order.at[first]
+            if self._size[box] == size:
+                return box
             first += 1
         return None
 
@@ -154,7 +156,7 @@ class BoxUnion:
     def table(self, dropped: Collection[int]) -> BoxTable:
         """All boxes in the order of the tensors, then of their starts. No row that is ``dropped`` has any: those that
         follow it move up."""
-        rows: list[int] = self._rows
+        rows = self._order.rows
         if dropped:
             moved = list(accumulate([row not in dropped for row in range(len(self._tensors.all.name))], initial=0))
             rows = list(map(moved.__getitem__, rows))
@@ -166,33 +168,15 @@ class BoxUnion:
         return BoxTable(
             tensor=rows,
             start=self._starts,
-            size=_picked(self._size, self._order),
-            pack=_picked(list(packs), self._order),
-            offset=_picked(self._column("offset"), self._order),
-            digests=_picked(self._digests, self._order),
+            size=self._order.taken(self._size),
+            pack=self._order.taken(list(packs)),
+            offset=self._order.taken(self._column("offset")),
+            digests=self._order.taken(self._digests),
         )
 
 
-def _by_row(parts: Sequence[Part], rows_of: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """The rows of all boxes, ascending, and where these boxes stand in the columns; boxes of one row by rank."""
-    import numpy as np  # here: reading a manifest, which begins with this package, needs none
-
-    known: dict[tuple[int, int], Any] = {}
-    pieces = []
-    for part, rows in zip(parts, rows_of, strict=True):
-        table = part.boxes.tensor
-        piece = known.get((id(rows), id(table)))
-        if piece is None:
-            piece = known[id(rows), id(table)] = np.asarray(rows, np.int64)[np.asarray(table, np.int64)]
-        pieces.append(piece)
-    flat = np.concatenate(pieces)
-    order = np.argsort(flat, kind="stable")
-    return flat[order].tolist(), order.tolist()
-
-
-def _picked(column: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """The items at these places, much faster than one by one."""
-    return list(itemgetter(*order)(column)) if len(order) > 1 else [column[i] for i in order]
+def _ascend(starts: Sequence[Extent]) -> bool:
+    return all(map(lt, starts, islice(starts, 1, None)))
 
 
 def _shown(ranks: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ckptfmt.format import checksum, tables
+from ckptfmt.format import checksum, tables, written
 from ckptfmt.format.manifest import READ_FEATURES
 from ckptfmt.format.part import PART_BYTES_MAX, Part, check_own, decode_part, described
 from ckptfmt.format.tables import BoxTable, ClaimTable, TensorTable
@@ -114,11 +114,11 @@ def _like(raw: Any, model: _Model) -> Part | None:
         return None
     try:
         values = {
-            name: model.values[name] if text == model.texts[name] else _decoder(name).decode(text)
+            name: model.values[name] if text == model.texts[name] else _column(name, text)
             for name, text in texts.items()
             if name not in _TEXTS
         }
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):
         return None
     owners = [-1] * len(of.tensors.name)
     for row in model.own:
@@ -161,6 +161,12 @@ def _is_alike(part: Part, model: _Model, laid_out_alike: bool) -> bool:
     if not all(map(le, chain.from_iterable(boxes.start), model.limits)):
         return False
     return not "".join(boxes.digests).encode("utf-8").translate(None, b"0123456789abcdef")
+
+
+def _column(name: str, text: bytes) -> Any:
+    if name.endswith((".start", ".size")):
+        return written.extents(text)
+    return _decoder(name).decode(text)
 
 
 @cache

@@ -17,6 +17,7 @@ import msgspec
 
 from ckptfmt.errors import FormatError
 from ckptfmt.format import boxes as geometry
+from ckptfmt.format.alike import Alike
 from ckptfmt.format.checksum import HEX_DIGITS
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.layout import validate_generation_key, validate_plain_name
@@ -210,14 +211,17 @@ def _box_bytes(tensors: TensorTable, boxes: BoxTable | ClaimTable) -> list[int]:
     if len(at) < SEVERAL * len(widths):
         return list(map(mul, map(prod, boxes.size), map(widths.__getitem__, at)))
     found: list[int] = []
-    latest: tuple[int, list[Extent]] | None = None
-    nbytes: list[int] = []
+    bytes_of = Alike(_bytes_of_run)
     for row, first, last in runs(at):
-        case = (widths[row], boxes.size[first:last])
-        if case != latest:
-            latest, nbytes = case, list(map(mul, map(prod, case[1]), repeat(case[0])))
-        found += nbytes
+        found += bytes_of((widths[row], boxes.size[first:last]))
     return found
+
+
+def _bytes_of_run(run: tuple[int, list[Extent]]) -> list[int]:
+    width, sizes = run
+    if sizes.count(sizes[0]) == len(sizes):  # equal shares
+        return [prod(sizes[0]) * width] * len(sizes)
+    return list(map(mul, map(prod, sizes), repeat(width)))
 
 
 def _check_fit(tensors: TensorTable, boxes: BoxTable | ClaimTable, what: str) -> None:
@@ -253,29 +257,29 @@ def _check_digests(
         raise FormatError(f"{what}: a digest holds other characters than lower-case hex digits")
 
 
-_Case = tuple[Extent, tuple[Extent, ...], tuple[Extent, ...]]
+_Case = tuple[Extent, list[Extent], list[Extent]]
 """A shape, and where its boxes start, and their sizes."""
 
 
 def check_tilings(tensors: TensorTable, boxes: BoxTable, packs: Sequence[PackRow], what: str) -> None:
     """Check that the boxes of every tensor hold each of its elements exactly once."""
-    sound: set[_Case] = set()  # layers are alike, and so are their boxes
-    latest: _Case | None = None
+    fault = Alike(_untiled)
     first = 0
     for row, shape in enumerate(tensors.shape):
         last = bisect_right(boxes.tensor, row, first)
-        starts, sizes = tuple(boxes.start[first:last]), tuple(boxes.size[first:last])
-        case = (shape, starts, sizes)
-        # To compare is cheaper than to hash: rows that are equal are most often one object.
-        if case != latest and case not in sound:
-            if not _are_slabs(*case):
-                tiling = geometry.check_tiling(shape, list(zip(starts, sizes, strict=True)))
-                reason = tiling.reason or ("a box is stored twice" if tiling.replicas else None)
-                if reason is not None:
-                    writers = [packs[pack].rank for pack in boxes.pack[first:last]]
-                    raise FormatError(f"{what}: tensor {tensors.name[row]!r}: {reason}{_by_whom(*case[1:], writers)}")
-            sound.add(case)
-        latest, first = case, last
+        starts, sizes = boxes.start[first:last], boxes.size[first:last]
+        reason = fault((shape, starts, sizes))
+        if reason is not None:
+            writers = [packs[pack].rank for pack in boxes.pack[first:last]]
+            raise FormatError(f"{what}: tensor {tensors.name[row]!r}: {reason}{_by_whom(starts, sizes, writers)}")
+        first = last
+
+
+def _untiled(case: _Case) -> str | None:
+    if _are_slabs(*case):
+        return None
+    tiling = geometry.check_tiling(case[0], list(zip(case[1], case[2], strict=True)))
+    return tiling.reason or ("a box is stored twice" if tiling.replicas else None)
 
 
 def _are_slabs(shape: Extent, starts: Sequence[Extent], sizes: Sequence[Extent]) -> bool:

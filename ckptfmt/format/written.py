@@ -31,7 +31,7 @@ def read(text: bytes, type_: type[S]) -> S | None:
         if msgspec.json.encode(value) != text:
             return None
         fields = {name: getattr(value, name) for name in type_.__struct_fields__}
-        shapes = _extents(value.tensors.shape)
+        shapes = extents(value.tensors.shape)
         fields["tensors"] = _table(TensorTable, value.tensors, shape=shapes)
         if "trees" in fields:
             fields["trees"] = TreeTexts(common=value.trees.common, per_rank=value.trees.per_rank)
@@ -43,16 +43,21 @@ def read(text: bytes, type_: type[S]) -> S | None:
 
 def _boxes(raw: Any, shapes_text: bytes, shapes: list[Extent]) -> BoxTable:
     if bytes(raw.size) != shapes_text:
-        return _table(BoxTable, raw, size=_extents(raw.size), start=_extents(raw.start))
+        return _table(BoxTable, raw, size=extents(raw.size), start=extents(raw.start))
     corners = list(map(CORNERS.__getitem__, map(len, shapes)))
     whole = msgspec.json.encode(corners) == bytes(raw.start)
-    return _table(BoxTable, raw, size=list(shapes), start=corners if whole else _extents(raw.start))
+    return _table(BoxTable, raw, size=list(shapes), start=corners if whole else extents(raw.start))
 
 
-def _extents(raw: msgspec.Raw) -> list[Extent]:
+def extents(raw: msgspec.Raw | bytes) -> list[Extent]:
     """Read a column of extents. Layers are alike, so that most of a long column are equal to others: each is read once,
-    and all of its rows are one object."""
+    and all of its rows are one object.
+
+    Raises ``ValueError``, of which msgspec's errors are, for what is no such column.
+    """
     text = bytes(raw)
+    if text[:2] != b"[[" or text[-2:] != b"]]":
+        return msgspec.json.decode(text, type=list[Extent])
     pieces = text[2:-2].split(b"],[")
     distinct = dict.fromkeys(pieces)
     if len(pieces) < _ALIKE * len(distinct):

@@ -94,13 +94,20 @@ def test_extents_of_all_kinds() -> None:
         [(number,) for number in range(20)],
     ]
     for column in columns:
-        assert written._extents(msgspec.Raw(msgspec.json.encode(column))) == column
+        assert written.extents(msgspec.Raw(msgspec.json.encode(column))) == column
 
 
-@pytest.mark.parametrize("text", [b"[[1],[1]" + b",[1]" * 20 + b" ,[1]]", b"[[1],[-1]" + b",[1]" * 20 + b"]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[[1],[1]" + b",[1]" * 20 + b" ,[1]]",
+        b"[[1],[-1]" + b",[1]" * 20 + b"]",
+        b'"_1],[1]' + b",[1]" * 20 + b',[1_"',
+    ],
+)
 def test_what_is_no_extent_is_not_taken_for_one(text: bytes) -> None:
     with pytest.raises((ValueError, msgspec.MsgspecError)):
-        written._extents(msgspec.Raw(text))
+        written.extents(msgspec.Raw(text))
 
 
 @given(st.data())
