@@ -144,8 +144,8 @@ class Checkpointer:
 
         While ``in_flight_max`` saves are in flight the next one waits for the oldest one's verdict, or with
         ``on_busy="skip"`` returns None: of several ranks, on all of them or on none. None, too, on a rank that does not
-        save (``ranks=``). Generations are committed in the order of their saves. Raises the ``SaveFailed`` of an earlier
-        save that nobody has seen, ``Fenced`` once a newer launch owns the run,
+        save (``ranks=``). Generations are committed in the order of their saves. Raises the ``SaveFailed`` of an
+        earlier save that nobody has seen, ``Fenced`` once a newer launch owns the run,
         ``UnsupportedValue`` naming the path of what cannot be stored, ``OutOfSpace`` if host memory is short.
         """
         self._check_usable()

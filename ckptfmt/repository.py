@@ -75,8 +75,8 @@ class Repository:
 
         With several ranks each calls it, with the same arguments; the lowest one that saves leads. ``rank`` and
         ``world_size`` default to those of torch.distributed, else of the environment; ``ranks`` are those that save
-        (default all), the others only restore and decide with them. ``launch`` is one token for all ranks of this start:
-        needed where torch.distributed is not initialised. ``replica_check="off"`` compares nothing that several hold.
+        (default all), the others only restore and decide with them. ``launch`` is one token for all ranks of this
+        start, needed where torch.distributed is not initialised. ``replica_check="off"`` compares no replicas.
         They meet in torch.distributed's store (``coordination="c10d"``) or the "catalog".
         """
         from ckptfmt.launching import LaunchOrder, begin_launch, ranks_of

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from meeting_rig import PLACES, WORLD, Job, store_agent
+from meeting_rig import PLACES, WORLD, Job, Rank, save_and_wait, store_agent
+from quick_catalogs import quick_catalogs
 
 import ckptfmt
 
@@ -42,3 +43,20 @@ def start(root: Path, place: str, request: pytest.FixtureRequest) -> Callable[..
         return Job(root, place, world=world, agent=port)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def three_generations(tmp_path_factory: pytest.TempPathFactory, empty_repository: Path) -> Path:
+    """A repository in which four ranks have saved steps 1, 2 and 3 of the run "run"."""
+    root = tmp_path_factory.mktemp("ranks") / "r"
+    shutil.copytree(empty_repository, root)
+
+    def body(rank: Rank) -> None:
+        with rank.checkpointer() as checkpointer:
+            for step in (1, 2, 3):
+                save_and_wait(checkpointer, rank.state(step), step)
+
+    with quick_catalogs():
+        ckptfmt.open(root).close()
+        Job(root, "catalog").run(body)
+    return root

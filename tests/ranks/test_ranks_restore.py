@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from meeting_rig import WORLD, Job, Rank, rows_of, save_and_wait, whole_of
+from meeting_rig import WORLD, Job, Rank, rows_of, state_of, whole_of
 
 import ckptfmt
 from ckptfmt import joint_restore
@@ -26,15 +27,16 @@ def nobody_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def saved(start: Start, root: Path) -> list[int]:
+def root(tmp_path: Path, three_generations: Path, quick: None) -> Path:
+    shutil.copytree(three_generations, tmp_path / "r")
+    ckptfmt.open(tmp_path / "r").close()
+    return tmp_path / "r"
+
+
+@pytest.fixture
+def saved(root: Path) -> list[int]:
     """Ids of the generations of steps 1, 2 and 3."""
-
-    def body(rank: Rank) -> Any:
-        with rank.checkpointer() as checkpointer:
-            return [save_and_wait(checkpointer, rank.state(step), step)["id"] for step in (1, 2, 3)]
-
-    ids: list[int] = start().run(body)[0]
-    return ids
+    return [row["id"] for row in rows_of(root)]
 
 
 def in_pack(call: Call) -> bool:
@@ -50,8 +52,6 @@ def facts_of(live: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected(seed: int, rank: int) -> dict[str, Any]:
-    from meeting_rig import state_of
-
     return facts_of(state_of(seed, rank, WORLD))
 
 
@@ -99,14 +99,6 @@ def test_a_named_generation(start: Start, saved: list[int], at: int | str) -> No
             return report.generation_id, facts_of(live)
 
     assert start().run(body) == [[saved[1], expected(2, rank)] for rank in range(WORLD)]
-
-
-def test_a_fresh_run_has_nothing_to_restore(start: Start, root: Path) -> None:
-    def body(rank: Rank) -> Any:
-        with rank.checkpointer() as checkpointer:
-            return checkpointer.restore(live_of(rank)) is None
-
-    assert start().run(body) == [True] * WORLD
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -131,7 +131,9 @@ def test_one_rank_with_a_reason_is_enough(seats: Callable[..., Seats], signalled
     assert [why for _, why in table.told[0]] == ["preempted"]
 
 
-@pytest.mark.parametrize("paces", [(0.001, 0.002, 0.004, 0.008), (0.003, 0.001, 0.001, 0.001), (0.0002, 0.01, 0.0002, 0.01)])
+@pytest.mark.parametrize(
+    "paces", [(0.001, 0.002, 0.004, 0.008), (0.003, 0.001, 0.001, 0.001), (0.0002, 0.01, 0.0002, 0.01)]
+)
 def test_ranks_at_different_speeds_save_at_one_step(seats: Callable[..., Seats], paces: Sequence[float]) -> None:
     """Nothing holds them together: the proposal runs after the fastest until it is ahead of it."""
     table = seats()

@@ -37,8 +37,9 @@ def launch_token(given: str | None, ranks: Ranks) -> str:
         return given
     if ranks.world_size > 1:
         raise InvalidInput(
-            f"WORLD_SIZE={ranks.world_size} (told by arguments or surroundings) but no launch token: initialise torch.distributed first, or pass "
-            "checkpointer(launch=...) with one token for all ranks of this start and a new one for each start"
+            f"WORLD_SIZE={ranks.world_size} (told by arguments or surroundings) but no launch token: initialise "
+            "torch.distributed first, or pass checkpointer(launch=...) with one token for all ranks of this start and a new "
+            "one for each start"
         )
     return secrets.token_hex(16)
 

@@ -136,7 +136,7 @@ def _store(invitation: Invitation, stores: Stores, token: str) -> Board | None:
             )
     if invitation.ranks.world_size > RANKS_IN_CATALOG_MAX and invitation.ranks.is_coordinator:
         log.warning(
-            "run %r: %d ranks meet in the catalog, each with questions of its own: initialise torch.distributed and use "
+            "run %r: %d ranks meet in the catalog, each with questions of its own: initialise torch.distributed, use "
             'coordination="c10d", where one rank asks for all',
             invitation.run.name,
             invitation.ranks.world_size,
