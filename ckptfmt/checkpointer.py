@@ -82,8 +82,8 @@ class Checkpointer:
     # -- what it knows --------------------------------------------------------------------------
     @property
     def preempted(self) -> bool:
-        """Whether one of ``preempt_signals`` has arrived: with several ranks at any of them, and told to all at the step
-        at which ``should_save`` asks for a save, so that none of them ends alone."""
+        """Whether one of ``preempt_signals`` has arrived: with several ranks at any of them, and told to all at the
+        step at which ``should_save`` asks for a save, so that none of them ends alone."""
         return self._decisions.preempted
 
     @property

@@ -38,8 +38,8 @@ def launch_token(given: str | None, ranks: Ranks) -> str:
     if ranks.world_size > 1:
         raise InvalidInput(
             f"WORLD_SIZE={ranks.world_size} (told by arguments or surroundings) but no launch token: initialise "
-            "torch.distributed first, or pass checkpointer(launch=...) with one token for all ranks of this start and a new "
-            "one for each start"
+            "torch.distributed first, or pass checkpointer(launch=...) with one token for all ranks of this start "
+            "and a new one for each start"
         )
     return secrets.token_hex(16)
 
