@@ -95,10 +95,10 @@ class Expansion:
     whose state goes by the names of its parameters."""
     owned: Ownership | None = None
     """What the object alone changes."""
-    make: Callable[[Any], Mapping[str, Any]] | None = None
+    make: Callable[[Callable[[], Any]], Mapping[str, Any]] | None = None
     """``make(outline)`` gives new tensors to be filled with what was saved, by the ``name`` of their ``Outline``, for
-    tensors that ``apply`` could not take whole: each rank holds only its share of them. ``outline`` is the saved state
-    with its mappings, lists and texts, an ``Outline`` for each tensor, and None for all else."""
+    tensors that ``apply`` could not take whole: each rank holds only its share of them. ``outline()`` is the saved
+    state with its mappings, lists and texts, an ``Outline`` for each tensor, and None for all else."""
 
 
 class Capture(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from torch.optim import LBFGS, Optimizer
 
 from ckptfmt.errors import Mismatch
 from ckptfmt.ports.arrays import Expansion
+from ckptfmt.torch.distributed import is_distributed
 from ckptfmt.torch.exact import put_back_exactly
 from ckptfmt.torch.laid_out import laid_out
 from ckptfmt.torch.ownership import ownership_of
@@ -56,19 +56,22 @@ def expand_optimizer(path: str, optimizer: Optimizer, names: ParameterNames) -> 
         check=partial(_check, path, optimizer, groups),
         rename=_renamed,
         owned=ownership_of(optimizer),
-        make=partial(_made, path, optimizer, groups) if "torch.distributed.tensor" in sys.modules else None,
+        make=partial(_made, path, optimizer, groups),
     )
 
 
-def _made(path: str, optimizer: Optimizer, groups: GroupNames, outline: Any) -> dict[str, torch.Tensor]:
+def _made(path: str, optimizer: Optimizer, groups: GroupNames, outline: Callable[[], Any]) -> dict[str, torch.Tensor]:
     """New tensors for the state of parameters that are spread over ranks."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(map(is_distributed, parameters)):
+        return {}
+    saved = outline()
     try:
-        matched = _match(path, optimizer, groups, outline)
+        matched = _match(path, optimizer, groups, saved)
     except Mismatch:
         return {}  # told by ``_check``
     names = [name for row in matched for name in row]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return laid_out(outline[_STATE], dict(zip(names, parameters, strict=True)), optimizer.state)
+    return laid_out(saved[_STATE], dict(zip(names, parameters, strict=True)), optimizer.state)
 
 
 def _renamed(saved: Any, change: Callable[[str], str]) -> Any:

@@ -184,8 +184,12 @@ class Matcher:
         """The tensors that the object makes for a part of its state, since nobody else knows how they lie."""
         if expansion.make is None:
             return {}
-        outline = outline_of(node, self._view)
-        made = expansion.make(outline if translate is None else translate(outline))
+
+        def outline() -> Any:
+            saved = outline_of(node, self._view)
+            return saved if translate is None else translate(saved)
+
+        made = expansion.make(outline)
         self._tensors.build(made)
         return made
 
