@@ -61,11 +61,10 @@ def _lie_in_stretches(boxes: BoxTable, starts: Sequence[int], stops: Sequence[in
             return False
         for pack, stretch in zip(their, found, strict=True):
             stretches[pack].append(stretch)
-    for pack, mine in zip(packs, stretches, strict=True):
-        mine.sort()
-        if not _lie_in(pack, [start for start, _ in mine], [stop for _, stop in mine]):
-            return False
-    return True
+    return all(
+        _lie_in(pack, sorted([start for start, _ in mine]), sorted([stop for _, stop in mine]))
+        for pack, mine in zip(packs, stretches, strict=True)
+    )
 
 
 _Rows = list[Sequence[int]]
