@@ -11,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from ckptfmt.ports.arrays import Ownership
+from ckptfmt.torch.distributed import is_distributed
 from ckptfmt.torch.elements import EXACT_TYPES
 
 
@@ -33,8 +34,9 @@ def _values(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors whose changes torch counts; inference tensors are none, and what is wrapped is left to its library."""
-    if type(value) in EXACT_TYPES:
+    """Tensors whose changes torch counts; inference tensors are none, and what is wrapped is left to its library. It is
+    the DTensor that counts the changes of its local tensor, whose own count stands still."""
+    if type(value) in EXACT_TYPES or is_distributed(value):
         if not value.is_inference() and value.layout is torch.strided:
             yield value
     elif isinstance(value, Mapping):

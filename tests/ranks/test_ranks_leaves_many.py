@@ -1,4 +1,4 @@
-"""Sixty-four ranks in one process, behind a group that never answers: what they list is whole, and shared out evenly."""
+"""Sixty-four ranks in one process, in a group that never answers: what they list is whole, and shared out evenly."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ def watch_owned(
     for owner in owners:
         for value in owner.values(DEFERRED_BYTES_MIN):
             # Nearly all stand in the state themselves, and are described already.
-            alias = alias_of[id(value)] if id(value) in alias_of else _alias(value, families)
-            if alias is not None:
+            for alias in [alias_of[id(value)]] if id(value) in alias_of else _aliases(value, families):
                 owned.setdefault(alias, []).append((owner, value))
+    owned.pop(None, None)
     found: dict[int, Sequence[Watch]] = {}
     for index, leaf in enumerate(leaves if owned else ()):
         changing = owned.get(leaf.spec.alias)
@@ -69,12 +69,16 @@ def watch_owned(
     return found
 
 
-def _alias(value: Any, families: Families) -> Hashable | None:
+def _aliases(value: Any, families: Families) -> list[Hashable]:
+    """Of a tensor, or of each box that this rank holds of one that is spread over ranks."""
     family = families.of(value)
+    if family is None:
+        return []
     try:
-        return None if family is None else family.describe(value, "").alias
+        boxes = family.boxes(value, "")
+        return [family.describe(value, "").alias] if boxes is None else [spec.alias for _, spec in boxes]
     except UnsupportedValue:  # not in the saved state then, which would have been refused
-        return None
+        return []
 
 
 class Deferral:
