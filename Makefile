@@ -7,10 +7,10 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow rigs model fuzz lint types contracts check bench dist clean
+.PHONY: help demo demo-ranks test test-slow rigs model fuzz lint types contracts check bench dist clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # A stamp per set of packages: installing again when nothing changed costs nothing.
 $(PY):
@@ -21,9 +21,13 @@ $(VENV)/.installed-torch: pyproject.toml constraints.txt | $(PY)
 	$(PIP) install --constraint constraints.txt --editable '.[torch]'
 	@touch $@
 
+$(VENV)/.installed-demo: pyproject.toml constraints.txt | $(PY)
+	$(PIP) install --constraint constraints.txt --editable '.[demo]'
+	@touch $@ $(VENV)/.installed-torch
+
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
-	@touch $@ $(VENV)/.installed-torch
+	@touch $@ $(VENV)/.installed-torch $(VENV)/.installed-demo
 
 $(VENV)/.installed-bench: pyproject.toml constraints.txt | $(PY)
 	$(PIP) install --constraint constraints.txt --editable '.[bench]'
@@ -36,6 +40,10 @@ $(VENV)/.installed-fuzz: pyproject.toml constraints.txt | $(PY)
 demo: $(VENV)/.installed-torch ## Train, kill, resume, compare, inspect: the main job on real input (under 3 minutes)
 	rm -rf $(DEMO)
 	$(VENV)/bin/ckptfmt demo $(DEMO)
+
+demo-ranks: $(VENV)/.installed-demo ## FSDP2 on four ranks, one killed in mid-flush, two go on (PostgreSQL; under a minute)
+	rm -rf $(DEMO)-ranks
+	$(VENV)/bin/ckptfmt demo --ranks 4 $(DEMO)-ranks
 
 test: $(VENV)/.installed-dev ## Run the tests
 	$(PY) -m pytest $(ARGS)
@@ -65,11 +73,11 @@ contracts: $(VENV)/.installed-dev ## Check which room imports which
 dist: $(VENV)/.installed-dev ## Build sdist and wheel, and try the wheel in an empty environment
 	bash .ci/try-wheel $(PY)
 
-check: test test-slow rigs model lint types contracts dist demo ## What CI runs
+check: test test-slow rigs model lint types contracts dist demo demo-ranks ## What CI runs
 
 bench: $(VENV)/.installed-bench ## Measure beside torch.save, safetensors, DCP and raw limits (under 15 minutes)
 	env -u PYTHONDONTWRITEBYTECODE $(PY) -m benchmarks.run $(ARGS)
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) $(DEMO) build dist bench-results .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(DEMO) $(DEMO)-ranks build dist bench-results .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

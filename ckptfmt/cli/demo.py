@@ -1,4 +1,7 @@
-"""Train, kill, resume, compare bit by bit, inspect. Needs torch; takes about two minutes."""
+"""Train, kill, resume, compare, inspect. Needs torch; takes about two minutes.
+
+With --ranks many processes train one model with FSDP2 and save together, with a PostgreSQL catalog;
+one of them is killed while it writes, and half of them go on."""
 
 from __future__ import annotations
 
@@ -16,6 +19,10 @@ def configure(parser: ArgumentParser) -> None:
         "directory", nargs="?", metavar="DIR", help="a new or empty folder that stays (default: a temporary one)"
     )
     parser.add_argument("--chaos", type=seconds, metavar="TIME", help="kill at random for so long: 60s, 2m")
+    parser.add_argument("--ranks", type=int, metavar="N", help="train on 2, 4 or 8 ranks under torchrun")
+    parser.add_argument(
+        "--catalog", metavar="URL", help="with --ranks: catalog database (default: a PostgreSQL server for the demo)"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the temporary folder")
     options.add_output(parser)
 
@@ -23,14 +30,20 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     from ckptfmt.cli.output import write_json
 
-    _require_torch()
-    from ckptfmt.demo.main import run_chaos, run_demo
-
-    demo = run_demo if arguments.chaos is None else partial(run_chaos, arguments.chaos)
+    _check(arguments)
     common: dict[str, Any] = {"keep": arguments.keep, "echo": _to_stderr if arguments.as_json else print}
-    report = demo(arguments.directory, **common)
+    if arguments.ranks is not None:
+        from ckptfmt.demo.ranks.main import run_ranks_demo
+
+        several = run_ranks_demo(arguments.directory, ranks=arguments.ranks, catalog=arguments.catalog, **common)
+        found = {"report": "demo_ranks", **several.as_json()}
+    else:
+        from ckptfmt.demo.main import run_chaos, run_demo
+
+        demo = run_demo if arguments.chaos is None else partial(run_chaos, arguments.chaos)
+        found = {"report": "demo", **demo(arguments.directory, **common).as_json()}
     if arguments.as_json:
-        write_json({"report": "demo", **report.as_json()})
+        write_json(found)
     return 0
 
 
@@ -42,11 +55,17 @@ def seconds(text: str) -> float:
     return float(found[1]) * {None: 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def _require_torch() -> None:
+def _check(arguments: Namespace) -> None:
     from importlib.util import find_spec
 
     from ckptfmt.errors import InvalidInput
 
+    if arguments.ranks is not None and arguments.chaos is not None:
+        raise InvalidInput(
+            "--chaos kills the only process at random, --ranks one of several in mid-flush: leave one out"
+        )
+    if arguments.ranks is None and arguments.catalog is not None:
+        raise InvalidInput("--catalog goes with --ranks: the demo of one process has its catalog in its folder")
     if find_spec("torch") is None:
         raise InvalidInput("the demo trains with torch, which is not installed: pip install 'ckptfmt[torch]'")
 

@@ -27,6 +27,11 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def rank_journal(path: Path, rank: int) -> Path:
+    """The journal of one of several ranks that were given ``path``."""
+    return path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
+
+
 def losses(events: list[dict[str, Any]]) -> dict[int, str]:
     """Loss per step, as ``float.hex`` text: equal text is equal to the last bit."""
     return {event["step"]: event["loss"] for event in events if event["event"] == "step"}

@@ -24,13 +24,15 @@ class Size:
     heads: int
     context: int
     batch: int
+    dropout: float = 0.1
 
 
 SIZES = {
     "full": Size(width=136, layers=4, heads=4, context=32, batch=2),
     "small": Size(width=16, layers=1, heads=2, context=16, batch=2),
+    # Without dropout: its mask would depend on how many ranks share the batch of 8.
+    "ranks": Size(width=32, layers=2, heads=2, context=32, batch=8, dropout=0.0),
 }
-DROPOUT = 0.1
 
 
 class Block(nn.Module):
@@ -44,7 +46,7 @@ class Block(nn.Module):
         self.feed = nn.Sequential(
             nn.Linear(size.width, 4 * size.width), nn.GELU(), nn.Linear(4 * size.width, size.width)
         )
-        self.drop = nn.Dropout(DROPOUT)
+        self.drop = nn.Dropout(size.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -62,7 +64,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(TOKENS, size.width)
         self.position = nn.Embedding(size.context, size.width)
-        self.drop = nn.Dropout(DROPOUT)
+        self.drop = nn.Dropout(size.dropout)
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
         self.unembed = nn.Linear(size.width, TOKENS, bias=False)

@@ -129,7 +129,7 @@ class LocalPostgres:
             secret.unlink()
 
     def _call(self, name: str, *arguments: object) -> None:
-        command = [self.bin / name, *map(str, arguments)]
+        command = [str(self.bin / name), *map(str, arguments)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, cwd=self.folder, env=self._environment(), **self._as_nobody

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +12,13 @@ from typing import Any
 
 import ckptfmt
 from ckptfmt.demo.attempt import RUN, Attempt, Setup
+from ckptfmt.demo.commands import show_commands
 from ckptfmt.demo.comparison import compare
 from ckptfmt.demo.corpus import write_corpus
 from ckptfmt.demo.journal import losses
 from ckptfmt.demo.killer import Kill, Killer
 from ckptfmt.demo.report import DemoReport, Life, SaveFigures
-from ckptfmt.errors import DrillFailed, InvalidInput
+from ckptfmt.errors import InvalidInput
 
 Echo = Callable[[str], None]
 Events = list[dict[str, Any]]
@@ -116,14 +115,7 @@ class Trial:
 
     def show_commands(self) -> None:
         """Let the command line speak about the repository; raises ``DrillFailed`` if a command fails."""
-        program = "import sys; from ckptfmt.cli.main import main; sys.argv[0] = 'ckptfmt'; sys.exit(main())"
-        for verb in ("ls", "inspect", "verify"):
-            self._echo(f"\n$ ckptfmt {verb} {self._setup.url}")
-            command = [sys.executable, "-c", program, verb, self._setup.url]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-            self._echo((done.stdout + done.stderr).rstrip())
-            if done.returncode:
-                raise DrillFailed(f"`ckptfmt {verb} {self._setup.url}` ended with code {done.returncode}")
+        show_commands([(verb, self._setup.url) for verb in ("ls", "inspect", "verify")], self._echo)
 
 
 @contextmanager

@@ -56,6 +56,10 @@ def test_help_of_every_verb(verb: list[str]) -> None:
         (["ls", "x#"], 2),
         (["ls", "/no/such/place"], 10),
         (["demo", "--chaos", "soon"], 2),
+        (["demo", "--ranks", "three"], 2),
+        (["demo", "--ranks", "3"], 2),
+        (["demo", "--ranks", "4", "--chaos", "1s"], 2),
+        (["demo", "--catalog", "sqlite:////x"], 2),
         (["doctor", "x#run"], 2),
         (["doctor", "memory://x"], 2),
         (["bench", "x", "--bytes", "much"], 2),
@@ -246,3 +250,22 @@ def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("demo", "--chaos", "2m", "--json")
     assert (result.json(), result.err) == ({"report": "demo", "steps": 7}, "training\n")
     assert calls == [("there", True), (120.0, None, False)]
+
+
+def test_demo_of_many_ranks_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, object]] = []
+
+    class Report:
+        def as_json(self) -> dict[str, object]:
+            return {"ranks": 4}
+
+    def fake(directory: str, **options: object) -> Report:
+        calls.append({"directory": directory, **options})
+        return Report()
+
+    monkeypatch.setattr("ckptfmt.demo.ranks.main.run_ranks_demo", fake)
+    result = run("demo", "there", "--ranks", "4", "--catalog", "postgresql://db/x", "--json")
+    assert result.json() == {"report": "demo_ranks", "ranks": 4}
+    (told,) = calls
+    assert told.pop("echo")
+    assert told == {"directory": "there", "ranks": 4, "catalog": "postgresql://db/x", "keep": False}

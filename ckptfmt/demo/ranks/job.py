@@ -1,0 +1,148 @@
+"""One start of the training under torchrun: its ranks, to their end or until one of them is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptfmt.connect import CATALOG_VARIABLE
+from ckptfmt.demo.journal import rank_journal, read_journal
+from ckptfmt.errors import DrillFailed
+
+Events = list[dict[str, Any]]
+
+_TEAR_DOWN_SECONDS = 60
+"""After SIGTERM, torchrun itself waits half a minute before it kills its ranks."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all jobs of one demo have in common. ``every``: steps from one save to the next."""
+
+    folder: Path
+    catalog: str
+    seed: int
+    steps: int
+    every: int
+
+    @property
+    def corpus(self) -> Path:
+        return self.folder / "corpus.txt"
+
+    @property
+    def url(self) -> str:
+        return str(self.folder / "repository")
+
+
+class Job:
+    """torchrun with ``ranks`` training processes on this machine, as one job of a cluster would be.
+
+    ``saved_by`` is the number of ranks that saved what it restores, where that is not ``ranks``.
+    """
+
+    def __init__(
+        self, setup: Setup, name: str, *, ranks: int, saving: bool = True, saved_by: int | None = None
+    ) -> None:
+        self.name = name
+        self.ranks = ranks
+        self.journal = setup.folder / f"{name}.jsonl"
+        self._output = setup.folder / f"{name}.output"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command += ["--module", "ckptfmt.demo.ranks.train", "--steps", str(setup.steps), "--every", str(setup.every)]
+        command += ["--corpus", str(setup.corpus), "--journal", str(self.journal), "--seed", str(setup.seed)]
+        command += ["--url", setup.url] if saving else []
+        command += [] if saved_by is None else ["--saved-by", str(saved_by)]
+        # In the environment, where the password of the catalog is seen by nobody else.
+        here = {CATALOG_VARIABLE: setup.catalog, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        with self._output.open("wb") as file:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | here
+            )
+
+    @property
+    def words(self) -> str:
+        """What it has printed."""
+        return self._output.read_text(errors="replace")
+
+    def events(self, rank: int) -> Events:
+        return read_journal(rank_journal(self.journal, rank))
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank. Waits for it to begin; ``DrillFailed`` if the job ends before."""
+        self._wait(lambda: bool(self.events(rank)) or self.ended(), f"rank {rank} does not begin", seconds=300)
+        return int(self._began(rank)["pid"])
+
+    def _began(self, rank: int) -> dict[str, Any]:
+        events = self.events(rank)
+        if not events:
+            raise DrillFailed(f"{self.name}: rank {rank} did not begin; the job said:\n{self.words[-4000:]}")
+        return events[0]
+
+    def ended(self) -> bool:
+        """Whether it has come to its end. ``DrillFailed`` if it failed."""
+        code = self._process.poll()
+        if code:
+            raise DrillFailed(f"the job {self.name} ended with code {code}; it said:\n{self.words[-6000:]}")
+        return code == 0
+
+    def wait(self) -> list[Events]:
+        """Wait for its end; the events of each rank."""
+        self._process.wait()
+        self.ended()
+        return [self.events(rank) for rank in range(self.ranks)]
+
+    def wait_torn_down(self) -> float:
+        """After a rank was killed: wait until torchrun has ended all others and has failed itself. Seconds it took."""
+        began = time.monotonic()
+        self._wait(lambda: self._process.poll() is not None, "torchrun does not tear the job down")
+        if self._process.returncode == 0:
+            raise DrillFailed(f"{self.name}: torchrun reports success, although a rank was killed")
+        pids = [int(self._began(rank)["pid"]) for rank in range(self.ranks)]
+        self._wait(lambda: not any(map(alive, pids)), f"ranks survive torchrun: {[pid for pid in pids if alive(pid)]}")
+        return time.monotonic() - began
+
+    def discard(self) -> None:
+        """End it in whatever state it is; for the way out of an error."""
+        if self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_TEAR_DOWN_SECONDS)
+        except subprocess.TimeoutExpired:
+            for rank in range(self.ranks):
+                for event in self.events(rank)[:1]:
+                    send(int(event["pid"]), signal.SIGKILL)
+            self._process.kill()
+            self._process.wait()
+
+    def _wait(self, over: Callable[[], bool], problem: str, seconds: float = _TEAR_DOWN_SECONDS) -> None:
+        until = time.monotonic() + seconds
+        while not over():
+            if time.monotonic() > until:
+                raise DrillFailed(f"{self.name}: {problem} within {seconds:g} s; the job said:\n{self.words[-4000:]}")
+            time.sleep(0.01)
+
+
+def send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def alive(pid: int) -> bool:
+    return task_state(f"/proc/{pid}/stat") not in ("", "Z", "X")
+
+
+def task_state(stat: str) -> str:
+    """State letter of a process or thread, from its ``stat`` file; empty if there is none."""
+    try:
+        return Path(stat).read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -1,0 +1,171 @@
+"""The training process of one rank: ``torchrun -m ckptfmt.demo.ranks.train``, a loop as in the README.
+
+The batch of a step is the same for any number of ranks, each of which takes its share of it. What differs is the
+order in which gradients and losses are added up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import ckptfmt
+from ckptfmt.demo.attempt import RUN
+from ckptfmt.demo.digests import digests
+from ckptfmt.demo.journal import Journal, rank_journal
+from ckptfmt.demo.model import SIZES, Transformer
+from ckptfmt.demo.train import learning_rate_factor
+
+STRIDE = 1_000_003
+"""Prime, so that consecutive sequences come from places of the text far apart, and no place comes twice."""
+
+
+class Training:
+    """A sharded model with its optimizer and scheduler, and what this rank keeps for itself."""
+
+    def __init__(self, corpus: Path, *, seed: int) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.size = SIZES["ranks"]
+        self.share = self.size.batch // self.ranks
+        self.text = torch.from_numpy(np.fromfile(corpus, dtype=np.uint8))
+        torch.manual_seed(seed)  # the same weights on all ranks, however many
+        model = Transformer(self.size)
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)
+        for sow in (random.seed, np.random.seed, torch.manual_seed):
+            sow(1000 * seed + self.rank)  # other random numbers on each
+        self.loader = {"position": self.rank * self.share}
+        self.state: dict[str, Any] = {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "rng": ckptfmt.Rng(),
+            "loader": ckptfmt.PerRank(self.loader),
+            "tokens": 0,
+        }
+
+    def step(self) -> float:
+        """The loss of the whole batch, equal on all ranks."""
+        model, optimizer = self.state["model"], self.state["optimizer"]
+        loss = model(self._batch())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        self.state["scheduler"].step()
+        self.state["tokens"] += self.size.batch * self.size.context
+        total = loss.detach().double()
+        dist.all_reduce(total)
+        return float(total) / self.ranks
+
+    def _batch(self) -> torch.Tensor:
+        """(share, context + 1) tokens of two bytes each: this rank's sequences of the step, from its position on.
+
+        All ranks together read ``size.batch`` sequences without a gap. So the first of several neighbours can go on
+        for all of them: its position is where the larger share begins.
+        """
+        length = 2 * (self.size.context + 1)
+        first, places = self.loader["position"], len(self.text) - length
+        self.loader["position"] += self.size.batch
+        starts = [number * STRIDE % places for number in range(first, first + self.share)]
+        pairs = torch.stack([self.text[start : start + length] for start in starts]).long().view(self.share, -1, 2)
+        return pairs[..., 0] * 256 + pairs[..., 1]
+
+    def digests(self) -> tuple[dict[str, str], dict[str, str]]:
+        """(of all values as wholes, of this rank's own). Every rank has to call it: wholes are gathered."""
+        model, optimizer = self.state["model"], self.state["optimizer"]
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        wholes = {
+            "model": {name: whole(value) for name, value in model.state_dict().items()},
+            "optimizer": {
+                names[parameter]: {key: whole(value) for key, value in values.items()}
+                for parameter, values in optimizer.state.items()
+            },
+            "settings": [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups],
+            "scheduler": self.state["scheduler"].state_dict(),
+            "tokens": self.state["tokens"],
+        }
+        common = digests(wholes) if self.rank == 0 else {}
+        return common, digests({"rng": self.state["rng"].state(), "loader": self.loader})
+
+
+def whole(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def train_saving(training: Training, journal: Journal, arguments: argparse.Namespace) -> None:
+    state = training.state
+    saved_by, ranks = arguments.saved_by or training.ranks, training.ranks
+    with (
+        ckptfmt.open(arguments.url) as repo,
+        repo.checkpointer(RUN, every_steps=arguments.every) as ckpt,
+    ):
+        # Of the saved ranks that this one replaces, the first one's own values.
+        done = ckpt.restore(into=state, map=lambda rank: rank * saved_by // ranks)
+        if done is not None:
+            report = {"generation": done.generation_id, "step": done.step, "seconds": done.seconds}
+            tell_values(training, journal, "resumed", **report, amplification=done.amplification)
+        for step in range(done.step + 1 if done else 0, arguments.steps):
+            tell_step(training, journal, step)
+            if ckpt.should_save(step):
+                tell_values(training, journal, "saving", step=step)
+                ckpt.save(state, step=step)
+
+
+def train_plain(training: Training, journal: Journal, arguments: argparse.Namespace) -> None:
+    for step in range(arguments.steps):
+        tell_step(training, journal, step)
+
+
+def tell_step(training: Training, journal: Journal, step: int) -> None:
+    position, drawn = training.loader["position"], random.random()
+    loss = training.step()
+    journal.tell("step", step=step, loss=loss.hex(), sequences=[position, training.share], drawn=drawn.hex())
+
+
+def tell_values(training: Training, journal: Journal, event: str, **fields: Any) -> None:
+    common, own = training.digests()
+    journal.tell(event, **fields, common=common, own=own)
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--journal", type=Path, required=True, help="each rank writes one beside it")
+    parser.add_argument("--url", help="repository; without it nothing is saved")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--saved-by", type=int, help="number of ranks that saved what is restored (default: as here)")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    arguments = parse(words)
+    torch.set_num_threads(1)  # sums keep their order, and the ranks share the machine
+    dist.init_process_group("gloo")
+    journal = Journal(rank_journal(arguments.journal, dist.get_rank()))
+    journal.tell("began", pid=os.getpid(), ranks=dist.get_world_size())
+    training = Training(arguments.corpus, seed=arguments.seed)
+    if arguments.url:
+        train_saving(training, journal, arguments)
+    else:
+        train_plain(training, journal, arguments)
+    journal.tell("finished")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
