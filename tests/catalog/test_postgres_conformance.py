@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,24 @@ from hypothesis.stateful import run_state_machine_as_test
 from test_catalog_spec import QUERIES, history
 
 from ckptfmt.catalog.views import VIEWS
-from ckptfmt.format.states import State
+from ckptfmt.testing import catalogs
 from ckptfmt.testing.catalog_machine import CatalogMachine
-from ckptfmt.testing.catalogs import CatalogConformance, Job, MakeCatalog, RawSql, request
+from ckptfmt.testing.catalogs import CatalogConformance, Job, MakeCatalog, RawSql
 
 if TYPE_CHECKING:
     from postgres_rig import PostgresServer
+
+
+@pytest.fixture(autouse=True, scope="module", params=["pooled", pytest.param("connecting", marks=pytest.mark.slow)])
+def sessions(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Sessions from a pooler; and, as everywhere else, one for each transaction."""
+    if request.param == "connecting":
+        yield
+        return
+    from postgres_pooler import pooled_sessions
+
+    with pooled_sessions():
+        yield
 
 
 @pytest.fixture
@@ -36,11 +49,6 @@ def raw(pg_raw: RawSql) -> RawSql:
 
 class TestPostgresCatalog(CatalogConformance):
     """All cases of the suite."""
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("state", list(State))
-    def test_calls_by_state(self, make_catalog: MakeCatalog, state: State) -> None:
-        super().test_calls_by_state(make_catalog, state)
 
 
 def test_random_sequences_equal_the_model(make_catalog: MakeCatalog) -> None:
@@ -65,7 +73,7 @@ def test_ranks_of_many_hosts_join(make_catalog: MakeCatalog) -> None:
     catalog = make_catalog()
     job = Job.start(catalog, world_size=3)
     for rank in (1, 2):
-        other = request(f"node{rank + 1}", 7, world_size=3, token=job.launch.token)
+        other = catalogs.request(f"node{rank + 1}", 7, world_size=3, token=job.launch.token)
         assert catalog.join_launch("llama", other, rank=rank) == job.launch
 
 
