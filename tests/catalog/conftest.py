@@ -128,3 +128,12 @@ def pg_raw(postgres: PostgresServer, pg_database: str) -> RawSql:
         return postgres.run(re.sub(r"(?<!:):(\w+)", r"%(\1)s", sql), database=pg_database, **parameters)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def mortal() -> Iterator[PostgresServer]:
+    """A server that may be killed: it waits for its disk. Whoever ends it starts it again."""
+    from postgres_rig import postgres_server
+
+    with postgres_server(fsync=True) as server:
+        yield server

@@ -8,14 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from forked import Forked, at_once
 from port_calls import every_call
-from postgres_rig import migrated_database, postgres_server
+from postgres_rig import migrated_database
 from tcp_proxy import tcp_proxy
 
 from ckptfmt.catalog.location import display
@@ -33,13 +32,6 @@ def _open(url: str, mode: str = "w", *, create: bool = False, **given: Any) -> C
     return open_catalog(
         url, repository=REPOSITORY, display_url="/ckpts", mode="r" if mode == "r" else "w", create=create, **given
     )
-
-
-@pytest.fixture(scope="module")
-def mortal() -> Iterator[PostgresServer]:
-    """A server that may be killed: it waits for its disk."""
-    with postgres_server(fsync=True) as server:
-        yield server
 
 
 @pytest.fixture
