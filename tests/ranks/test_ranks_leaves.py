@@ -128,6 +128,7 @@ def test_every_tensor_is_saved_whole_and_once(tmp_path: Path, how: str) -> None:
     kinds = dict(zip(manifest.tensors.name, manifest.tensors.kind, strict=True))
     assert kinds["opt.state.model.0.weight.step"] == "replicated"
     assert kinds["model.0.weight"] == ("replicated" if how == "ddp" else "sharded")
+    torch_reads(tmp_path, expected)
 
 
 def found_in(state: Any, name: str) -> Any:
@@ -137,18 +138,15 @@ def found_in(state: Any, name: str) -> Any:
     return state["opt"]["state"][rest][key]
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_torch_reads_the_packs_of_all_ranks(tmp_path: Path, how: str) -> None:
+def torch_reads(folder: Path, expected: dict[str, Any]) -> None:
     """By the packs' own headers, with no manifest: each box tells its place, wherever packs were split."""
     from torch.distributed.checkpoint import HuggingFaceStorageReader
     from torch.distributed.checkpoint import load as dcp_load
 
-    as_ranks(tmp_path, 4, lambda rank, world: train_and_save(str(tmp_path), how, rank, world))
-    expected = torch.load(tmp_path / "expected.pt", weights_only=True)
-    state = {name: torch.zeros_like(value) for name, value in expected.items() if value.dim()}
+    state = {name: torch.zeros_like(value) for name, value in expected.items() if value.numel() and value.dim()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp_load(state, storage_reader=HuggingFaceStorageReader(str(tmp_path / FOLDER)), no_dist=True)
+        dcp_load(state, storage_reader=HuggingFaceStorageReader(str(folder / FOLDER)), no_dist=True)
     assert all(torch.equal(value, expected[name]) for name, value in state.items())
 
 
@@ -180,6 +178,7 @@ def save_placed(folder: str, rank: int, world_size: int) -> int:
         shape, stride = values[name].shape, values[name].stride()
         state[name] = DTensor.from_local(local, both, placements, run_check=False, shape=shape, stride=stride)
     state["tied"] = state["columns"].detach()
+    state["tied, too"] = state["same"].detach()  # of which one rank holds nothing
     save_together(Path(folder), state, rank, world_size)
     return sum(len(placement) for placement in placed.values())
 
@@ -200,15 +199,13 @@ def wholes() -> dict[str, Any]:
 
 
 def test_placements_of_all_kinds(tmp_path: Path) -> None:
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
-    from torch.distributed.checkpoint import load as dcp_load
-
     as_ranks(tmp_path, 4, lambda rank, world: save_placed(str(tmp_path), rank, world))
     opened = open_folder(tmp_path)
     state = load(opened)
     values = wholes()
     assert all(torch.equal(state[name], value) for name, value in values.items())
-    assert opened.manifest.aliases == {"tied": "columns"}
+    assert opened.manifest.aliases == {"tied": "columns", "tied, too": "same"}
+    assert state["tied, too"] is state["same"]
     boxes = {name: opened.manifest.boxes.tensor.count(row) for row, name in enumerate(opened.manifest.tensors.name)}
     assert boxes == {
         "columns": 2,
@@ -221,11 +218,28 @@ def test_placements_of_all_kinds(tmp_path: Path) -> None:
         "strided both": 16,
     }
     assert sum(pack.nbytes - pack.header_bytes for pack in opened.manifest.packs) == opened.manifest.nbytes
-    plain = {name: torch.zeros_like(value) for name, value in values.items() if value.numel() and value.dim()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp_load(plain, storage_reader=HuggingFaceStorageReader(str(tmp_path / FOLDER)), no_dist=True)
-    assert all(torch.equal(value, values[name]) for name, value in plain.items())
+    torch_reads(tmp_path, values)
+
+
+def save_by_helpers(folder: str, rank: int, world_size: int) -> int:
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+    net = sharded(network(), mesh(world_size))
+    optimizer = stepped(net, rank)
+    state = {"model": get_model_state_dict(net), "opt": get_optimizer_state_dict(net, optimizer)}
+    save_together(Path(folder), state, rank, world_size)
+    expected = expected_of(net, optimizer)
+    if rank == 0:
+        torch.save(expected, f"{folder}/expected.pt")
+    return len(state)
+
+
+def test_what_torchs_helpers_make_of_a_model(tmp_path: Path) -> None:
+    as_ranks(tmp_path, 3, lambda rank, world: save_by_helpers(str(tmp_path), rank, world))
+    state = load(open_folder(tmp_path))
+    state["opt"]["state"] = {f"model.{name}": value for name, value in state["opt"]["state"].items()}
+    for name, value in torch.load(tmp_path / "expected.pt", weights_only=True).items():
+        assert torch.equal(found_in(state, name), value), name
 
 
 class Quiet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,6 +158,14 @@ def test_several_boxes_are_views(ranks: Any, family: Any) -> None:
     boxes[1][0].zero_()
     assert value.to_local()[2:].eq(0).all()
     assert family.coordinates(value) == {"0": 0, "1": 1}
+
+
+def test_a_collective_under_way_is_waited_for() -> None:
+    class Late:
+        def wait(self) -> torch.Tensor:
+            return torch.ones(2)
+
+    assert torch.equal(distributed.local_tensor(SimpleNamespace(_local_tensor=Late())), torch.ones(2))
 
 
 def test_flags_are_those_of_the_whole(ranks: Any, family: Any) -> None:
