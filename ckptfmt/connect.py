@@ -223,7 +223,8 @@ def is_embedded(backend: Backend, url: str) -> bool:
 
 def _check_governs(site: Site, sql: Catalog, claim: verdict.CatalogClaim | None, *, writing: bool) -> None:
     """The catalog must be the one that governs this root, and know all that storage proves before it is written to."""
-    from ckptfmt.engine import contradictions, governing
+    from ckptfmt.catalog.location import is_postgres
+    from ckptfmt.engine import contradictions, governing, moved_root
 
     governing.check_governs(site, sql, claim)
     if not writing:
@@ -231,6 +232,8 @@ def _check_governs(site: Site, sql: Catalog, claim: verdict.CatalogClaim | None,
     moved = sql.root_url() != site.backend.url
     if moved:
         _check_not_copied(site, sql)
+        if is_postgres(sql.url):  # its last place may be on a host from here unseen
+            moved_root.require_latest(site)
     location: governing.Location = "embedded" if is_embedded(site.backend, sql.url) else "external"
     governing.claim_missing(site, sql, claim, location=location)
     contradictions.require_none(site)

@@ -111,3 +111,23 @@ def test_two_rebuilds_at_once(root: Path, postgres: PostgresServer, new_database
     second = postgres.url(new_database())
     with repair.exclusive(second), pytest.raises(Conflict, match="another process is rebuilding"):
         repair_catalog(root, how="rebuild", catalog=second)
+
+
+def test_a_copy_whose_original_is_out_of_sight(
+    root: Path, tmp_path: Path, postgres: PostgresServer, new_database: Callable[..., str]
+) -> None:
+    """As on two hosts: each sees its own disk under the same path, and both see the server."""
+    url = postgres.url(new_database())
+    save(root, 10, run="a", catalog=url)
+    save(root, 20, run="b", catalog=url)
+    moved = root.rename(tmp_path / "moved")
+    save(moved, 21, run="b", catalog=url)  # nothing is missing from it: it was moved
+    copy = Path(shutil.copytree(moved, tmp_path / "copy"))
+    original = moved.rename(tmp_path / "out of sight")
+    (goes_on,) = save(copy, 22, run="b", catalog=url)  # so far it cannot be told from one that was moved
+    copy.rename(tmp_path / "out of sight, too")
+    with pytest.raises(Conflict, match=rf"does not hold generation {goes_on} of run 'b'.*db adopt") as refused:
+        ckptfmt.open(original, catalog=url)
+    assert refused.value.kind == "copied_root"
+    assert ckptfmt.load(original, run="a", catalog=url)["seed"] == 10
+    repair_catalog(original, how="adopt", catalog=postgres.url(new_database()))
