@@ -27,8 +27,9 @@ JSON_BYTES_MAX: Final = 1 << 30
 _ALWAYS_FINE_BYTES: Final = 16 << 20
 _RATIO_MAX: Final = 256
 """Beyond 16 MiB a frame that claims to unpack to more times its own size is taken for a bomb."""
-_LEVEL: Final = 1
-"""Most of a manifest are digests: level 3 takes four times as long, and saves nothing or next to nothing."""
+_QUICK_BYTES: Final = 1 << 20
+"""From here on most of a manifest are digests: zstd's level 3 takes four times as long as level 1, and saves nothing or
+next to nothing."""
 READ_FEATURES: Final[frozenset[str]] = frozenset()
 """Features beyond version 1 that this library can read."""
 
@@ -103,8 +104,9 @@ class Sound:
 
 def encode_sound(sound: Sound) -> bytes:
     """Return the stored bytes of a manifest."""
-    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False)
-    return compressor.compress(to_json(sound.manifest, "the manifest"))
+    text = to_json(sound.manifest, "the manifest")
+    level = 1 if len(text) >= _QUICK_BYTES else 3
+    return zstandard.ZstdCompressor(level=level, write_checksum=False).compress(text)
 
 
 def to_json(value: msgspec.Struct, what: str) -> bytes:
