@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckptfmt import errors
+from ckptfmt.engine import protocol
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.load.restore import RestoreOptions
 from ckptfmt.engine.reports import RestoreReport
@@ -168,8 +169,8 @@ class JointRestoring(Restoring):
         until = time.monotonic() + WAIT_SECONDS
         post_within(board, f"{topic}/read", ranks.rank, {}, until=until)
         while True:
-            found = board.peek(f"{topic}/verdict", [COMMON]).get(COMMON)
-            if found is None and ranks.is_coordinator and board.complete(f"{topic}/read", ranks.every) is not None:
+            found = protocol.repeat(lambda: board.peek(f"{topic}/verdict", [COMMON]), until=until).get(COMMON)
+            if found is None and ranks.is_coordinator and self._all_have_read(topic, until):
                 found = post_within(board, f"{topic}/verdict", COMMON, {"fault": None}, until=until)
             if found is None and time.monotonic() > until:
                 found = self._post_fault(topic, self._missing(topic), damage=False)
@@ -179,6 +180,11 @@ class JointRestoring(Restoring):
         if found["fault"] is not None:
             self._damage = bool(found["fault"]["damage"])
             raise RankFailed(Failure(**found["fault"]["failure"]))
+
+    def _all_have_read(self, topic: str, until: float) -> bool:
+        ranks = self._context.ranks.every
+        found = protocol.repeat(lambda: self._board.complete(f"{topic}/read", ranks), until=until)
+        return found is not None
 
     def _post_fault(self, topic: str, failure: Failure, *, damage: bool) -> Body:
         body = {"fault": {"failure": dataclasses.asdict(failure), "damage": damage}}

@@ -23,7 +23,7 @@ from forked import Forked, _result
 import ckptfmt
 from ckptfmt import connect
 from ckptfmt.checkpointer import Checkpointer
-from ckptfmt.errors import SaveFailed
+from ckptfmt.errors import Fenced, SaveFailed
 from ckptfmt.repository import Repository
 from ckptfmt.testing.catalog_faults import FaultyCatalog
 from ckptfmt.testing.faults import Fault, FaultyBackend
@@ -198,6 +198,8 @@ def outcome_of(call: Callable[[], Any]) -> dict[str, Any]:
     began = time.monotonic()
     try:
         generation = call()
+    except Fenced as error:
+        return {"id": None, "seconds": time.monotonic() - began, "rank": None, "text": str(error), "kind": error.kind}
     except SaveFailed as error:
         told = {"rank": error.rank, "stage": error.stage, "text": str(error), "kind": error.kind}
         return {"id": None, "seconds": time.monotonic() - began, **told}

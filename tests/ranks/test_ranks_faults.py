@@ -140,7 +140,11 @@ def test_a_rank_that_sleeps_past_the_deadline_commits_nothing(start: Start, root
     """It wakes up after the next launch has saved: nothing of that one changes, and it knows that it has failed."""
 
     def body(rank: Rank) -> Any:
-        faults = [Fault("write_at", error=rank.stop)] if rank.rank == sleeper else []
+        def falls_asleep() -> BaseException:
+            time.sleep(1.2)  # after the first beat of the lease: whoever stops in a transaction keeps SQLite locked
+            return rank.stop()
+
+        faults = [Fault("write_at", error=falls_asleep)] if rank.rank == sleeper else []
         with rank.repository(*faults) as repository:
             named = {"launch": rank.job.token} if rank.job.place == "catalog" else {}
             checkpointer = repository.checkpointer(
@@ -205,6 +209,7 @@ def test_the_store_dies_with_rank_zero(root: Path) -> None:
     def body(rank: Rank) -> Any:
         faults = [Fault("write_at", error=rank.die)] if rank.rank == 0 else []
         with rank.checkpointer(*faults, commit_timeout=HURRY) as checkpointer:
+            assert checkpointer.restore(rank.state(0)) is None  # all of them are there
             return save_and_wait(checkpointer, rank.state(1), 1)
 
     outcomes = job.run_some(body)
@@ -222,15 +227,14 @@ def test_an_older_launch_of_many_ranks_is_fenced(start: Start, root: Path) -> No
     def old(rank: Rank) -> Any:
         with rank.checkpointer(commit_timeout=HURRY) as checkpointer:
             assert checkpointer.restore(rank.state(0)) is None
-            if rank.rank == 0:
-                (root / "begun").touch()
+            (root / f"begun-{rank.rank}").touch()
             wait_until((root / "taken").exists)
             outcome = save_and_wait(checkpointer, rank.state(1), 1)
             return outcome
 
     ranks = first.start(old)
     try:
-        wait_until((root / "begun").exists)
+        wait_until(lambda: len(list(root.glob("begun-*"))) == WORLD)
 
         def new(rank: Rank) -> Any:
             with rank.checkpointer(takeover=True) as checkpointer:
@@ -263,3 +267,25 @@ def test_the_rest_of_an_aborted_save_is_swept_without_touching_what_others_write
         assert repository.latest("run").id == kept["id"]
     assert {path.name for path in (root / "runs").rglob(f"{failed['key']}/*")} == {"COMMIT.json"}
     assert whole_of(2)["b"].tobytes() == ckptfmt.load(root, run="run", rank=0)["b"].tobytes()
+
+
+def test_a_rank_of_a_fenced_launch_does_not_wait_for_what_nobody_posts(root: Path) -> None:
+    """Its coordinator chose what to restore, and was displaced: the choice is gone with the launch's messages."""
+    job = Job(root, "catalog", world=2)
+
+    def body(rank: Rank) -> Any:
+        with rank.checkpointer() as checkpointer:
+            (root / f"begun-{rank.rank}").touch()
+            wait_until((root / "taken").exists)
+            with pytest.raises(ckptfmt.Fenced):
+                checkpointer.restore(rank.state(0))
+            return True
+
+    ranks = job.start(body)
+    try:
+        wait_until(lambda: len(list(root.glob("begun-*"))) == 2)
+        with ckptfmt.open(root) as repository:
+            repository.checkpointer("run", takeover=True).close()
+    finally:
+        (root / "taken").touch()
+    assert [rank.result() for rank in ranks] == [True, True]

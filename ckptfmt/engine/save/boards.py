@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from ckptfmt.engine import protocol
 from ckptfmt.engine.transfer import Line
-from ckptfmt.errors import CatalogError
+from ckptfmt.errors import CatalogError, Fenced
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.ports.coordination import Board, Body
 
@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 _PAUSE_SECONDS: Final = 0.25
 _CALL_SECONDS: Final = 10.0
+_CHECK_SECONDS: Final = 2.0
+"""How often a rank that waits asks whether its launch is still the newest."""
 _RANKS_AT_FULL_PACE: Final = 16
 """More ranks look less often each: one database answers them all."""
 
@@ -34,13 +36,32 @@ class CatalogBoard:
         self.pause = pause * max(1.0, world_size / _RANKS_AT_FULL_PACE)
         self._catalog = catalog
         self._launch_id = launch_id
+        self._check_after = 0.0
 
     def post(self, topic: str, slot: int, body: Body) -> Body:
         return self._catalog.post(self._launch_id, topic, slot, body)
 
     def peek(self, topic: str, slots: Sequence[int]) -> dict[int, Body]:
         wanted = set(slots)
-        return {slot: body for slot, body in self._catalog.posts(self._launch_id, topic).items() if slot in wanted}
+        found = {slot: body for slot, body in self._catalog.posts(self._launch_id, topic).items() if slot in wanted}
+        if len(found) < len(wanted):
+            self._require_owner()
+        return found
+
+    def _require_owner(self) -> None:
+        """Nobody posts any more in a launch that a newer one has fenced, and what was posted is gone."""
+        if time.monotonic() < self._check_after:
+            return
+        self._check_after = time.monotonic() + _CHECK_SECONDS
+        launch = self._catalog.launch(self._launch_id)
+        if launch.live:
+            return
+        fence = next(run.fence for run in self._catalog.runs() if run.name == launch.run)
+        if fence != launch.fence:
+            raise Fenced(
+                f"launch {launch.id} of run {launch.run!r} has fence {launch.fence}, but a newer launch raised it to "
+                f"{fence}: its ranks wait for nobody any more; this process must stop saving to the run"
+            )
 
     def complete(self, topic: str, slots: Sequence[int]) -> dict[int, Body] | None:
         found = self.peek(topic, slots)

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -20,7 +20,7 @@ from ckptfmt.engine.save.rows import Rows
 from ckptfmt.errors import CatalogError, CkptError, InvalidInput
 from ckptfmt.format import layout
 from ckptfmt.ports.catalog import Catalog
-from ckptfmt.ports.coordination import COMMON, Board, Coordination
+from ckptfmt.ports.coordination import COMMON, Board, Body, Coordination
 from ckptfmt.ports.records import LaunchRecord, RunRecord
 
 log = logging.getLogger("ckptfmt")
@@ -89,7 +89,7 @@ def convene(
             token=token,
             ranks=ranks,
             wait_seconds=JOIN_SECONDS,
-            meanwhile=lambda: _require_no_fault(run, store, ranks),
+            meanwhile=lambda: _require_no_fault(run, ranks, {} if store is None else store.peek(_READY, [COMMON])),
         )
     board = store or CatalogBoard(catalog, held.id, world_size=ranks.world_size)
     if ranks.is_coordinator:
@@ -175,17 +175,17 @@ def _open(catalog: Catalog, held: LaunchRecord, board: Board, settle: Callable[[
 
 
 def _await_opening(run: str, board: Board, ranks: Ranks) -> None:
-    if await_posts(board, _READY, [COMMON], until=time.monotonic() + _SETTLE_SECONDS) is None:
+    found = await_posts(board, _READY, [COMMON], until=time.monotonic() + _SETTLE_SECONDS)
+    if found is None:
         raise CatalogError(
             f"run {run!r}: rank {ranks.coordinator}, the coordinator, has not settled what older launches left within "
             f"{_SETTLE_SECONDS:g} s: see what it reports",
             kind="launch_absent",
         )
-    _require_no_fault(run, board, ranks)
+    _require_no_fault(run, ranks, found)
 
 
-def _require_no_fault(run: str, board: Board | None, ranks: Ranks) -> None:
-    found = {} if board is None else board.peek(_READY, [COMMON])
+def _require_no_fault(run: str, ranks: Ranks, found: Mapping[int, Body]) -> None:
     fault = found[COMMON]["fault"] if found else None
     if fault is not None:
         raise CatalogError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from ckptfmt.engine import protocol
@@ -44,6 +45,23 @@ class Patience:
         answer = protocol.repeat(call, until=self.until, noted=self.remember)
         self.passing = None
         return answer
+
+    def look(self, call: Callable[[], T]) -> T:
+        """Ask how far the others are: also when the time has just run out, so that whoever waits may say for whom."""
+        if self.expired:
+            raise self._overdue()
+        answer = protocol.repeat(call, until=self.until, noted=self.remember)
+        self.passing = None
+        return answer
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Whoever waits for others looks at the time by himself, and names them."""
+        self.waits = True
+        try:
+            yield
+        finally:
+            self.waits = False
 
     def remember(self, error: CkptError) -> None:
         self.passing = error

@@ -94,12 +94,13 @@ class SaveSession:
         """C1: the generation's row and folder."""
         coordination, patience = self._context.coordination, self._patience
         looks = Looks(coordination.pause)
-        while (row := patience.repeat(lambda: coordination.begin(self._request))) is None:
-            if patience.left < coordination.pause:
-                raise RankFailed(
-                    Failure(self._context.ranks.coordinator, "begin", "", "it did not begin the save in time")
-                )
-            looks.rest()
+        patience.give_up()
+        with patience.waiting():
+            while (row := patience.look(lambda: coordination.begin(self._request))) is None:
+                if not patience.left:
+                    leader = self._context.ranks.coordinator
+                    raise RankFailed(Failure(leader, "begin", "", "it did not begin the save in time"))
+                looks.rest(patience.left)
         self._row = row
         if self._context.ranks.is_coordinator:
             patience.repeat(lambda: self._context.site.backend.make_folder(self.folder))

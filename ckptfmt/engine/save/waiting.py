@@ -35,10 +35,13 @@ def margin(commit_timeout: float) -> float:
 def gather(context: LaunchContext, row: GenerationRecord, patience: Patience) -> None:
     """C3: wait until every expected rank has acknowledged. ``RankFailed`` names one that failed or stayed silent."""
     coordination, looks = context.coordination, Looks(context.coordination.pause)
-    while not patience.repeat(lambda: coordination.gathered(row)):
-        if patience.left < coordination.pause:
-            raise _silence(context, row)
-        looks.rest()
+    if len(context.ranks.members) == 1 and patience.repeat(lambda: coordination.gathered(row)):
+        return
+    with patience.waiting():
+        while not patience.look(lambda: coordination.gathered(row)):
+            if not patience.left:
+                raise _silence(context, row)
+            looks.rest(patience.left)
 
 
 def follow(context: LaunchContext, row: GenerationRecord, patience: Patience) -> GenerationRecord:
@@ -46,16 +49,22 @@ def follow(context: LaunchContext, row: GenerationRecord, patience: Patience) ->
 
     Past the deadline and a margin this rank finishes what is durable; else it raises, and its caller aborts.
     """
-    coordination, looks = context.coordination, Looks(context.coordination.pause)
     patience.until += margin(context.commit_timeout)
+    with patience.waiting():
+        return _await_end(context, row, patience) or _step_in(context, row)
+
+
+def _await_end(context: LaunchContext, row: GenerationRecord, patience: Patience) -> GenerationRecord | None:
+    """The generation as the coordinator left it; None if it does not within the time."""
+    coordination, looks = context.coordination, Looks(context.coordination.pause)
     unproven = None
     while True:
         try:
-            now = patience.repeat(lambda: coordination.verdict(row))
+            now = patience.look(lambda: coordination.verdict(row))
         except CatalogError:
             if coordination.settles:
                 raise
-            return _step_in(context, row)  # the board is out of reach, perhaps with the coordinator
+            return None  # the board is out of reach, perhaps with the coordinator
         if now is not None:
             if now.commit_seq is None:
                 raise ended(now)
@@ -64,9 +73,9 @@ def follow(context: LaunchContext, row: GenerationRecord, patience: Patience) ->
             unproven = unproven or time.monotonic()
             if time.monotonic() - unproven > _PROOF_SECONDS:
                 return protocol.prove(context.site, now)
-        if patience.left < coordination.pause:
-            return _step_in(context, row)
-        looks.rest()
+        if not patience.left:
+            return None
+        looks.rest(patience.left)
 
 
 def _step_in(context: LaunchContext, row: GenerationRecord) -> GenerationRecord:
