@@ -23,9 +23,7 @@ from ckptfmt.testing.catalog_transitions import TransitionCases
 __all__ = ["OTHER_REPOSITORY", "REPOSITORY", "CatalogConformance", "Job", "MakeCatalog", "RawSql", "request"]
 
 
-class CatalogConformance(
-    LaunchCases, RankCases, SaveCases, TransitionCases, RetentionCases, ReadingCases, RepairCases
-):
+class CatalogConformance(LaunchCases, RankCases, SaveCases, TransitionCases, RetentionCases, ReadingCases, RepairCases):
     """Every case, and a check that the suite knows every method of the port."""
 
     def test_every_method_of_the_port_exists(self, make_catalog: MakeCatalog) -> None:
