@@ -220,3 +220,14 @@ def rows_of(root: Path, catalog: str | None = None) -> list[dict[str, Any]]:
     with ckptfmt.open(root, mode="r", catalog=catalog) as repository:
         infos = repository.generations(run="run", state=None)
     return [info.as_json() for info in sorted(infos, key=lambda info: info.id)]
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def wait_until(reached: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.02)

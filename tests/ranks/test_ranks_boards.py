@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from meeting_rig import AGENT
+from meeting_rig import AGENT, is_stopped, wait_until
 
 import ckptfmt
 from ckptfmt.engine.save.boards import CatalogBoard, PatientBoard, await_posts
@@ -116,10 +116,12 @@ def test_a_store_that_stops_is_silent_and_comes_back(server: subprocess.Popen[st
     """No call hangs for longer than it may, and training never waits for it: these are background threads."""
     assert server.stdout is not None
     store = dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False, timeout=timedelta(seconds=60))
-    board = PatientBoard(StoreBoard(store, "p", world_size=WORLD), seconds=0.5)
-    board.post("a", 0, {"n": 1})
+    inner = StoreBoard(store, "p", world_size=WORLD)
+    inner.post("a", 0, {"n": 1})
+    board = PatientBoard(inner, seconds=0.5)
     server.send_signal(signal.SIGSTOP)
     try:
+        wait_until(lambda: is_stopped(server.pid))
         for _ in range(3):
             began = time.monotonic()
             with pytest.raises(CatalogError, match="does not answer") as caught:

@@ -5,12 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from meeting_rig import WORLD, Job, Rank, assert_saved, outcome_of, rows_of, save_and_wait, whole_of
+from meeting_rig import (
+    WORLD,
+    Job,
+    Rank,
+    assert_saved,
+    is_stopped,
+    outcome_of,
+    rows_of,
+    save_and_wait,
+    wait_until,
+    whole_of,
+)
 
 import ckptfmt
 from ckptfmt.engine.save import meeting
@@ -28,6 +39,11 @@ BOUND: Final = HURRY + 2 * HURRY / 2 + 8
 def nobody_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Coordinators whose ranks are dead do not wait for them at the end."""
     monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.5)
+
+
+def mostly_slow(names: Iterable[str], *quick: str) -> list[Any]:
+    """All of them, most only in the slow suite: each waits for a deadline."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
 def key_ends(text: str) -> Callable[[Call], bool]:
@@ -48,8 +64,8 @@ def faults_of(rank: Rank, where: str, named: dict[str, Any]) -> tuple[list[Fault
     return ([fault], []) if where == "backend" else ([], [fault])
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("stage", mostly_slow(STAGES, "in a pack"))
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_rank_is_killed_in_its_save(start: Start, root: Path, stage: str, victim: int) -> None:
     where, named = STAGES[stage]
 
@@ -89,7 +105,7 @@ STEPS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", mostly_slow(STEPS, "C3, durable"))
 def test_the_coordinator_is_killed_between_two_steps(start: Start, root: Path, step: str) -> None:
     """What the other ranks are told is what the catalog says in the end, and the next launch finds it settled."""
     where, named = STEPS[step]
@@ -124,18 +140,7 @@ def test_the_coordinator_is_killed_between_two_steps(start: Start, root: Path, s
     assert_saved(root, 2, WORLD)
 
 
-def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def wait_until(reached: Callable[[], bool], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize("sleeper", [0, 2])
+@pytest.mark.parametrize("sleeper", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_rank_that_sleeps_past_the_deadline_commits_nothing(start: Start, root: Path, sleeper: int) -> None:
     """It wakes up after the next launch has saved: nothing of that one changes, and it knows that it has failed."""
 
@@ -156,7 +161,7 @@ def test_a_rank_that_sleeps_past_the_deadline_commits_nothing(start: Start, root
             return first, second
 
     ranks = start().start(body)
-    wait_until(lambda: stopped(ranks[sleeper].pid))
+    wait_until(lambda: is_stopped(ranks[sleeper].pid))
     try:
         others = [rank.result()[0] for number, rank in enumerate(ranks) if number != sleeper]
         for outcome in others:
@@ -188,6 +193,7 @@ def listing(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_saves_is_named_at_the_deadline(start: Start, root: Path) -> None:
     def body(rank: Rank) -> Any:
         with rank.checkpointer(commit_timeout=HURRY) as checkpointer:
