@@ -106,7 +106,7 @@ def _mapped(opened: Opened, rank: int, map: RankMap) -> int | None:
     elif rank in map:
         saved, what = map[rank], f"map[{rank}]="
     else:
-        raise InvalidInput(f"map= says nothing of rank {rank}, only of {sorted(map)[:8]}")
+        raise InvalidInput(f"map= says nothing of rank {rank}, only of {list(map)[:8]}")
     return None if saved is None else _saved(opened, saved, what)
 
 
