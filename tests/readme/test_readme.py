@@ -1,13 +1,20 @@
 """Every example of the README runs."""
 
+import os
 import re
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.fsdp  # once, before forks
+from forked import at_once
 
 import ckptfmt
+from ckptfmt.demo.postgres import free_port
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 STEPS = 1200
@@ -80,7 +87,7 @@ def test_the_change_from_torch_save_is_four_lines_and_both_sides_work(stage: Sta
 
 
 def test_loop_then_inference(stage: Stage) -> None:
-    loop, inference, slices = blocks("python")
+    loop, _, inference, slices = blocks("python")
     stage.run(loop)
     assert len(stage.steps_done) == STEPS
     with ckptfmt.open(stage.place / "ckpts", mode="r") as repo:
@@ -101,10 +108,51 @@ def test_loop_then_inference(stage: Stage) -> None:
     assert torch.equal(torch.as_tensor(stage.names["rows"]), saved["embed.weight"][:16])
 
 
+def as_rank(place: Path, port: int, ranks: int, steps: int, rank: int) -> dict[str, Any]:
+    """One rank that runs the example until ``steps``: what it resumed from, and what it has in the end."""
+    told = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in told.items()})
+    torch.set_num_threads(1)
+    stage = Stage(place)
+    names = stage.names
+    names |= {"steps": steps, "share": 8 // ranks}
+
+    def train_step() -> None:
+        names["model"](torch.full((2,), rank)).square().sum().backward()
+        names["opt"].step()
+        names["opt"].zero_grad()
+        names["loader"]["position"] += 8
+
+    names["train_step"] = train_step
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch about itself
+        stage.run(blocks("python")[1].replace("every_steps=500", "every_steps=5"))
+    weight = names["model"].get_parameter("embed.weight").full_tensor()
+    step = names["done"].step if names["done"] else None
+    found = {"resumed": step, "position": names["loader"]["position"], "weight": weight.tolist()}
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
+def test_many_ranks_then_fewer(tmp_path: Path) -> None:
+    four = at_once(partial(as_rank, tmp_path, free_port(), 4, 11), 4)
+    assert [one["resumed"] for one in four] == [None] * 4
+    assert [one["position"] for one in four] == [88, 90, 92, 94]
+    with ckptfmt.open(tmp_path / "ckpts", mode="r") as repo:
+        assert [(one.step, one.world_size) for one in repo.generations(run="llama")] == [(10, 4), (5, 4)]
+
+    two = at_once(partial(as_rank, tmp_path, free_port(), 2, 11), 2)
+    assert [one["resumed"] for one in two] == [10] * 2
+    assert [one["position"] for one in two] == [88, 92]
+    assert all(one["weight"] == four[0]["weight"] for one in two)
+
+
 def test_every_example_is_run() -> None:
     """A new block needs a test: these are all there are."""
     fences = re.findall(r"^```(\w+)$", README, flags=re.MULTILINE)
-    assert sorted(fences) == ["diff", "python", "python", "python"]
+    assert sorted(fences) == ["diff", "python", "python", "python", "python"]
 
 
 def test_named_files_exist() -> None:
@@ -113,5 +161,5 @@ def test_named_files_exist() -> None:
     assert len(pages) == 3
     for page in pages:
         assert (root / "spec" / page).is_file(), f"README names spec/{page}"
-    for target in re.findall(r"`make (\w+)`", README):
+    for target in re.findall(r"`make ([\w-]+)`", README):
         assert re.search(rf"^{target}:", (root / "Makefile").read_text(), re.MULTILINE), f"README names make {target}"
