@@ -12,6 +12,7 @@ from ckptfmt.engine.save.alone import Alone
 from ckptfmt.engine.save.boards import SAVES_KEPT, save_topic
 from ckptfmt.engine.save.context import Ranks
 from ckptfmt.errors import CatalogError, Conflict
+from ckptfmt.format.states import OPEN_STATES
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.ports.coordination import COMMON, STORE_GONE, Board, Body, Failure, PartReport, RankFailed, SaveRequest
 from ckptfmt.ports.records import GenerationRecord, LaunchRecord, RankReport
@@ -121,7 +122,8 @@ class Messages(Alone):
         except CatalogError as error:
             if error.kind != STORE_GONE:
                 raise
-            return super().verdict(row)
+            now = super().look(row)  # not verdict, which would look on the board
+            return None if now.state in OPEN_STATES else now
         return None if found is None else _row(found)
 
 
