@@ -7,10 +7,10 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-ranks test test-slow rigs model fuzz lint types contracts check bench dist clean
+.PHONY: help demo demo-ranks test test-slow rigs model fuzz lint types contracts check bench bench-ranks dist clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # A stamp per set of packages: installing again when nothing changed costs nothing.
 $(PY):
@@ -77,6 +77,9 @@ check: test test-slow rigs model lint types contracts dist demo demo-ranks ## Wh
 
 bench: $(VENV)/.installed-bench ## Measure beside torch.save, safetensors, DCP and raw limits (under 15 minutes)
 	env -u PYTHONDONTWRITEBYTECODE $(PY) -m benchmarks.run $(ARGS)
+
+bench-ranks: $(VENV)/.installed-dev ## Measure what a commit of up to 16,384 ranks costs, most of them simulated
+	$(PY) -m benchmarks.ranks $(ARGS)
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) $(DEMO) $(DEMO)-ranks build dist bench-results .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
