@@ -17,10 +17,8 @@ from ckptfmt.engine.stored import Stored, StoredTensors
 from ckptfmt.errors import Corrupt, FormatError, NotCommitted, NotFound
 from ckptfmt.format import layout, tree, verdict
 from ckptfmt.format.index import Index
-from ckptfmt.format.manifest import Manifest, decode_manifest, manifest_digest
+from ckptfmt.format.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest, manifest_digest
 from ckptfmt.ports.records import GenerationRecord
-
-MANIFEST_BYTES_MAX = 256 << 20
 
 
 @dataclass(frozen=True)

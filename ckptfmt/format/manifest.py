@@ -24,6 +24,9 @@ from ckptfmt.format.trees import Trees, TreeTexts, check_references
 from ckptfmt.format.verdict import VERSION, Count, Hex128, Positive, Time, Uuid
 
 JSON_BYTES_MAX: Final = 1 << 30
+"""Of the text: some 13 million boxes."""
+MANIFEST_BYTES_MAX: Final = 256 << 20
+"""Of the stored bytes, which are hardly compressed where they are digests."""
 _ALWAYS_FINE_BYTES: Final = 16 << 20
 _RATIO_MAX: Final = 256
 """Beyond 16 MiB a frame that claims to unpack to more times its own size is taken for a bomb."""
@@ -103,10 +106,25 @@ class Sound:
 
 
 def encode_sound(sound: Sound) -> bytes:
-    """Return the stored bytes of a manifest."""
+    """Return the stored bytes of a manifest. ``FormatError`` for one so large that readers would refuse it."""
     text = to_json(sound.manifest, "the manifest")
     level = 1 if len(text) >= _QUICK_BYTES else 3
-    return zstandard.ZstdCompressor(level=level, write_checksum=False).compress(text)
+    stored = zstandard.ZstdCompressor(level=level, write_checksum=False).compress(text)
+    if _is_absurd(len(text), len(stored)) or len(stored) > MANIFEST_BYTES_MAX:
+        manifest = sound.manifest
+        raise FormatError(
+            f"the manifest of generation {manifest.key} is too large to be read again: {len(manifest.boxes.tensor)} "
+            f"boxes of {len(manifest.tensors.name)} tensors and the state's other values take {len(text)} bytes, "
+            f"{len(stored)} compressed; spread each tensor over fewer ranks, and put long lists into tensors"
+        )
+    return stored
+
+
+def _is_absurd(text_bytes: int, stored_bytes: int) -> bool:
+    """Whether so large a text is not to be unpacked from so few bytes."""
+    if text_bytes > JSON_BYTES_MAX:
+        return True
+    return text_bytes > _ALWAYS_FINE_BYTES and text_bytes > _RATIO_MAX * stored_bytes
 
 
 def to_json(value: msgspec.Struct, what: str) -> bytes:
@@ -166,7 +184,7 @@ def read_slots(raw: msgspec.Raw, what: str) -> dict[str, Any]:
 def _decompress(stored: bytes) -> bytes:
     try:
         size = zstandard.get_frame_parameters(stored).content_size
-        if size > JSON_BYTES_MAX or (size > _ALWAYS_FINE_BYTES and size > _RATIO_MAX * len(stored)):
+        if _is_absurd(size, len(stored)):
             # An unknown size reads as 2**64 - 1.
             raise FormatError(f"the manifest claims to unpack from {len(stored)} to {size} bytes: refused")
         text = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size, allow_extra_data=False)

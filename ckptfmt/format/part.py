@@ -46,17 +46,23 @@ class Part(Shared, kw_only=True):
 def encode_part(part: Part) -> bytes:
     """Return the stored bytes of a part: compact JSON. Refuses (``FormatError``) one that a reader would refuse."""
     validate_part(part)
-    return to_json(part, f"the part of rank {part.rank}")
+    stored = to_json(part, f"the part of rank {part.rank}")
+    _check_length(stored)
+    return stored
 
 
 def decode_part(stored: bytes) -> Part:
     """Return a part after checking all of it. Errors as of ``manifest.decode_manifest``."""
-    if len(stored) > PART_BYTES_MAX:
-        raise FormatError(f"the part has {len(stored)} bytes; at most {PART_BYTES_MAX} are read")
+    _check_length(stored)
     what = "the part"
     part = read_exact(stored, Part) or _read(stored, what)
     validate_part(part)
     return part
+
+
+def _check_length(stored: bytes) -> None:
+    if len(stored) > PART_BYTES_MAX:
+        raise FormatError(f"the part has {len(stored)} bytes; at most {PART_BYTES_MAX} are read")
 
 
 def _read(text: bytes, what: str) -> Part:
