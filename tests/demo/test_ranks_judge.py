@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from ckptfmt.demo.ranks.judge import TOLERANCE, judge
+from ckptfmt.demo.ranks.report import table, view_table
 from ckptfmt.errors import DrillFailed
 
 STEPS, EVERY, BATCH = 8, 2, 8
@@ -163,3 +165,11 @@ def test_any_difference_is_named(change: Callable[[Jobs], None], words: str) -> 
     change(given)
     with pytest.raises(DrillFailed, match=words):
         judge(*given)
+
+
+def test_tables_are_aligned() -> None:
+    assert table([("a", "one"), ("long", "two")]) == "  a     one\n  long  two"
+    rows = [{"id": 7, "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "seconds": 0.12345, "left": 1}]
+    assert view_table([*rows, {"id": 8, "at": None, "seconds": None, "left": 2}], ("id", "at", "seconds")) == (
+        "  id  at        seconds\n  7   03:04:05  0.123\n  8   -         -"
+    )

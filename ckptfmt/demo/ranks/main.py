@@ -17,7 +17,7 @@ from ckptfmt.demo.postgres import local_postgres
 from ckptfmt.demo.ranks.aim import Aim, RankKill
 from ckptfmt.demo.ranks.job import Events, Job, Setup
 from ckptfmt.demo.ranks.judge import judge
-from ckptfmt.demo.ranks.report import RanksReport, table, view_table
+from ckptfmt.demo.ranks.report import RanksReport, counted, table, view_table
 from ckptfmt.demo.report import SaveFigures
 from ckptfmt.demo.trial import Echo, demo_folder, say
 from ckptfmt.errors import DrillFailed, InvalidInput
@@ -132,7 +132,7 @@ class _Trial:
         finally:
             job.discard()
         steps = sum(event["event"] == "step" for event in events[0])
-        self._echo(f"  {job.name}: {job.ranks} ranks, {steps} steps in {time.monotonic() - began:.1f} s")
+        self._echo(f"  {job.name}: {counted(job.ranks)}, {steps} steps in {time.monotonic() - began:.1f} s")
         return events
 
     def _killed(self, job: Job) -> tuple[list[Events], RankKill, float]:

@@ -42,6 +42,7 @@ class RanksReport:
     def rows(self) -> list[tuple[str, str]]:
         """What was found, line by line."""
         kill, found, saves = self.kill, self.findings, self.saves
+        fewer = counted(self.restarted_with)
         compared = ", ".join(f"{count} {part}" for part, count in found.values.items())
         read = f"read {found.amplification:.2f} times the bytes"
         return [
@@ -56,12 +57,12 @@ class RanksReport:
             ),
             (
                 "restored",
-                f"generation #{found.resumed_generation} (step {found.resumed_step}) by {self.restarted_with} ranks, "
-                f"in {found.restore_seconds:.2f} s; {read}",
+                f"generation #{found.resumed_generation} (step {found.resumed_step}) by {fewer} in "
+                f"{found.restore_seconds:.2f} s; {read}",
             ),
             ("values restored", f"identical: {compared}, {found.own_values} of the ranks' own"),
             ("steps lost", f"{self.steps_lost}: trained to step {kill.trained}, resumed after {found.resumed_step}"),
-            ("same batches", f"in every step; random numbers of {self.restarted_with} ranks go on as if nothing was"),
+            ("same batches", f"in every step; random numbers of {fewer} go on as if nothing had happened"),
             (
                 "loss",
                 f"{found.first_loss:.4f} -> {found.last_loss:.4f}; largest relative difference "
@@ -75,6 +76,10 @@ class RanksReport:
             ),
             ("commit", f"after {saves.commit_seconds:.2f} s; median of {saves.commits} generations"),
         ]
+
+
+def counted(ranks: int) -> str:
+    return f"{ranks} rank{'s' if ranks > 1 else ''}"
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
