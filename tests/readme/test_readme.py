@@ -137,6 +137,7 @@ def as_rank(place: Path, port: int, ranks: int, steps: int, rank: int) -> dict[s
 
 @pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
 def test_many_ranks_then_fewer(tmp_path: Path) -> None:
+    Stage(tmp_path)  # optimizers import much: once, before forks
     four = at_once(partial(as_rank, tmp_path, free_port(), 4, 11), 4)
     assert [one["resumed"] for one in four] == [None] * 4
     assert [one["position"] for one in four] == [88, 90, 92, 94]

@@ -13,7 +13,7 @@ from pathlib import Path
 from ckptfmt import GenerationInfo, Repository
 from ckptfmt.demo.attempt import RUN
 from ckptfmt.demo.journal import losses
-from ckptfmt.demo.ranks.job import Job, Setup, alive, send, task_state
+from ckptfmt.demo.ranks.job import JOB_SECONDS, Job, Setup, alive, send, task_state
 from ckptfmt.errors import DrillFailed
 from ckptfmt.format import layout
 
@@ -46,7 +46,8 @@ class Aim:
         it. One that is through goes on, and the next save is waited for. ``DrillFailed`` if the job ends before."""
         pid = job.pid(rank)
         passed: set[str] = set()
-        while not job.ended():
+        until = time.monotonic() + JOB_SECONDS
+        while not job.ended() and time.monotonic() < until:
             for key in self._folders() - passed:
                 names = self._names(key, rank)
                 if len(passed) < spare:
@@ -57,7 +58,9 @@ class Aim:
                         return hit
                     passed.add(key)
             time.sleep(POLL_SECONDS)
-        raise DrillFailed(f"{job.name} ended before rank {rank} was met in mid-flush; ask for more steps")
+        raise DrillFailed(
+            f"{job.name}: rank {rank} was not met in mid-flush, in {len(passed)} saves; ask for more steps"
+        )
 
     def _kill_if_writing(self, key: str, pid: int, rank: int, job: Job) -> RankKill | None:
         with stopped(pid) as still:

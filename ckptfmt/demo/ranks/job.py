@@ -19,6 +19,9 @@ from ckptfmt.errors import DrillFailed
 
 Events = list[dict[str, Any]]
 
+JOB_SECONDS = 900
+"""A job that takes so long hangs."""
+
 _TEAR_DOWN_SECONDS = 60
 """After SIGTERM, torchrun itself waits half a minute before it kills its ranks."""
 
@@ -94,9 +97,8 @@ class Job:
         return code == 0
 
     def wait(self) -> list[Events]:
-        """Wait for its end; the events of each rank."""
-        self._process.wait()
-        self.ended()
+        """Wait for its end; the events of each rank. ``DrillFailed`` if it failed, or hangs."""
+        self._wait(self.ended, "it does not come to its end", seconds=JOB_SECONDS)
         return [self.events(rank) for rank in range(self.ranks)]
 
     def wait_torn_down(self) -> float:
