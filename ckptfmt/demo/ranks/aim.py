@@ -59,7 +59,7 @@ class Aim:
                     passed.add(key)
             time.sleep(POLL_SECONDS)
         raise DrillFailed(
-            f"{job.name}: rank {rank} was not met in mid-flush, in {len(passed)} saves; ask for more steps"
+            f"{job.name}: no save of {len(passed)} met rank {rank} in mid-flush; ask for more steps"
         )
 
     def _kill_if_writing(self, key: str, pid: int, rank: int, job: Job) -> RankKill | None:
