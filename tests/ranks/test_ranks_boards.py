@@ -112,6 +112,7 @@ def server() -> Iterator[subprocess.Popen[str]]:
             agent.kill()
 
 
+@pytest.mark.slow
 def test_a_store_that_stops_is_silent_and_comes_back(server: subprocess.Popen[str]) -> None:
     """No call hangs for longer than it may, and training never waits for it: these are background threads."""
     assert server.stdout is not None

@@ -105,7 +105,7 @@ STEPS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("step", mostly_slow(STEPS, "C3, durable"))
+@pytest.mark.parametrize("step", mostly_slow(STEPS))
 def test_the_coordinator_is_killed_between_two_steps(start: Start, root: Path, step: str) -> None:
     """What the other ranks are told is what the catalog says in the end, and the next launch finds it settled."""
     where, named = STEPS[step]
@@ -140,7 +140,8 @@ def test_the_coordinator_is_killed_between_two_steps(start: Start, root: Path, s
     assert_saved(root, 2, WORLD)
 
 
-@pytest.mark.parametrize("sleeper", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("sleeper", [0, 2])
 def test_a_rank_that_sleeps_past_the_deadline_commits_nothing(start: Start, root: Path, sleeper: int) -> None:
     """It wakes up after the next launch has saved: nothing of that one changes, and it knows that it has failed."""
 

@@ -61,9 +61,8 @@ MOMENTS: Final[dict[str, tuple[int, str, dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "moment", [pytest.param(name, marks=() if name == "before C4" else pytest.mark.slow) for name in MOMENTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_the_server_is_killed_and_comes_back(
     start: Callable[[], Job],
     server: PostgresServer,

@@ -195,6 +195,7 @@ def test_ranks_that_ask_for_different_generations(start: Start, saved: list[int]
     assert start().run(body) == [expected(77, rank) for rank in range(WORLD)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_rank_that_dies_while_it_reads(
     start: Start, saved: list[int], monkeypatch: pytest.MonkeyPatch, victim: int
@@ -216,6 +217,7 @@ def test_a_rank_that_dies_while_it_reads(
     assert all(seconds < 12 for rank, seconds in enumerate(results) if rank != victim)
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_restores_is_named(start: Start, saved: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint_restore, "WAIT_SECONDS", 1.5)
 

@@ -132,7 +132,12 @@ def test_one_rank_with_a_reason_is_enough(seats: Callable[..., Seats], signalled
 
 
 @pytest.mark.parametrize(
-    "paces", [(0.001, 0.002, 0.004, 0.008), (0.003, 0.001, 0.001, 0.001), (0.0002, 0.01, 0.0002, 0.01)]
+    "paces",
+    [
+        (0.001, 0.002, 0.004, 0.008),
+        pytest.param((0.003, 0.001, 0.001, 0.001), marks=pytest.mark.slow),
+        pytest.param((0.0002, 0.01, 0.0002, 0.01), marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_at_different_speeds_save_at_one_step(seats: Callable[..., Seats], paces: Sequence[float]) -> None:
     """Nothing holds them together: the proposal runs after the fastest until it is ahead of it."""
@@ -226,6 +231,7 @@ def test_one_signalled_rank_of_four_ends_all_at_one_step(start: Start, root: Pat
     assert [(row["step"], row["state"]) for row in rows_of(root)] == [(last, "committed")]
 
 
+@pytest.mark.slow
 def test_every_seconds_with_clocks_that_differ(start: Start, root: Path) -> None:
     """Each rank counts from another moment and at another speed: only the coordinator's clock decides."""
 
@@ -257,6 +263,7 @@ class Clock:
         self.monotonic = monotonic
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_keeps_nobody_waiting(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.2)
     monkeypatch.setattr(
