@@ -41,7 +41,7 @@ demo: $(VENV)/.installed-torch ## Train, kill, resume, compare, inspect: the mai
 	rm -rf $(DEMO)
 	$(VENV)/bin/ckptfmt demo $(DEMO)
 
-demo-ranks: $(VENV)/.installed-demo ## FSDP2 on four ranks, one killed in mid-flush, two go on (PostgreSQL; under a minute)
+demo-ranks: $(VENV)/.installed-demo ## FSDP2 on four ranks, one killed in mid-flush, two go on (PostgreSQL; about a minute)
 	rm -rf $(DEMO)-ranks
 	$(VENV)/bin/ckptfmt demo --ranks 4 $(DEMO)-ranks
 

@@ -58,9 +58,7 @@ class Aim:
                         return hit
                     passed.add(key)
             time.sleep(POLL_SECONDS)
-        raise DrillFailed(
-            f"{job.name}: no save of {len(passed)} met rank {rank} in mid-flush; ask for more steps"
-        )
+        raise DrillFailed(f"{job.name}: no save of {len(passed)} met rank {rank} in mid-flush; ask for more steps")
 
     def _kill_if_writing(self, key: str, pid: int, rank: int, job: Job) -> RankKill | None:
         with stopped(pid) as still:
