@@ -306,3 +306,25 @@ def test_settling_comes_before_anybody_saves(root: Path) -> None:
     results = Job(root, "catalog").run(body)
     assert [found for found, _ in results] == [[3]] * WORLD
     assert len({id for _, id in results}) == 1
+
+
+def test_in_the_store_the_coordinator_alone_asks_the_catalog(root: Path, agent: int) -> None:
+    """Saves, skips, restores and decisions of the other ranks need no SQL: a thousand of them hold no connection."""
+
+    def body(rank: Rank) -> Any:
+        with rank.checkpointer(on_busy="skip", every_seconds=0.2) as checkpointer:
+            rank.catalog.counts.clear()
+            for step in range(1, 4):
+                pending = checkpointer.save(rank.state(step), step=step)
+                if pending is not None:
+                    pending.exception(30)
+            assert checkpointer.restore(rank.state(0)) is not None
+            for step in range(4, 60):
+                time.sleep(0.01)
+                checkpointer.should_save(step)
+            return dict(rank.catalog.counts)
+
+    first, *others = Job(root, "c10d", agent=agent).run(body)
+    assert first["begin_save"] >= 1
+    assert first["report_ranks"] == first["begin_save"]
+    assert others == [{}] * (WORLD - 1)
