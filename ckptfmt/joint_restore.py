@@ -36,6 +36,8 @@ log = logging.getLogger("ckptfmt")
 
 WAIT_SECONDS = 1800.0
 """How long a rank waits for the others: they may read from slow storage."""
+_TELL_SECONDS = 60.0
+"""How long a rank tries to tell the others, whose own patience is longer."""
 _NOTHING_CHANGED = "nothing was changed on any rank"
 
 
@@ -157,11 +159,19 @@ class JointRestoring(Restoring):
         except BaseException as error:
             if agreed:
                 raise  # all have read; this is about this rank's own objects, which are changed in part
-            stands = self._post_fault(topic, as_data(self._context, "restore", error), damage=is_damage(error))
-            if not isinstance(error, Exception):
-                raise
+            stands = self._say(topic, error)
+            if stands is None or stands["fault"] is None or not isinstance(error, Exception):
+                raise  # nobody can be told, or all others go on
             return stands["fault"], error, None
         return None, None, report
+
+    def _say(self, topic: str, error: BaseException) -> Body | None:
+        """Tell the others what this rank met; what stands as the verdict then. None if they cannot be told."""
+        try:
+            return self._post_fault(topic, as_data(self._context, "restore", error), damage=is_damage(error))
+        except CkptError as lost:
+            error.add_note(f"the other ranks could not be told: {lost}")
+            return None
 
     def _agree(self, topic: str) -> None:
         """Return once every rank has read its share. ``RankFailed`` names one that could not."""
@@ -188,7 +198,7 @@ class JointRestoring(Restoring):
 
     def _post_fault(self, topic: str, failure: Failure, *, damage: bool) -> Body:
         body = {"fault": {"failure": dataclasses.asdict(failure), "damage": damage}}
-        until = time.monotonic() + WAIT_SECONDS
+        until = time.monotonic() + _TELL_SECONDS
         return post_within(self._board, f"{topic}/verdict", COMMON, body, until=until)
 
     def _missing(self, topic: str) -> Failure:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meeting_rig import WORLD, Job, Rank, rows_of, state_of, whole_of
+from meeting_rig import WORLD, Job, Rank, rows_of, state_of, wait_until, whole_of
 
 import ckptfmt
 from ckptfmt import joint_restore
 from ckptfmt.engine.save import meeting
-from ckptfmt.errors import CkptError, Corrupt, Unavailable
+from ckptfmt.errors import CatalogError, CkptError, Corrupt, Unavailable
 from ckptfmt.testing.faults import Call, Fault
 
 Start = Callable[..., Job]
@@ -246,3 +246,20 @@ def test_the_bytes_are_right_on_every_rank(start: Start, saved: list[int]) -> No
             return os.getpid()
 
     assert len(set(start().run(body))) == WORLD
+
+
+def test_a_board_that_is_lost_while_all_read_leaves_the_error_that_counts(root: Path) -> None:
+    """The store dies with rank 0: the others say so, and have changed nothing."""
+    job = Job(root, "c10d")
+
+    def body(rank: Rank) -> Any:
+        dies = Fault("read_into", error=rank.die, when=in_pack)
+        with rank.checkpointer(*([dies] if rank.rank == 0 else [])) as checkpointer:
+            (root / f"begun-{rank.rank}").touch()
+            wait_until(lambda: len(list(root.glob("begun-*"))) == WORLD)
+            live = live_of(rank)
+            with pytest.raises(CatalogError, match="store is gone"):
+                checkpointer.restore(live)
+            return facts_of(live)
+
+    assert job.run_some(body)[1:] == [expected(77, rank) for rank in range(1, WORLD)]
