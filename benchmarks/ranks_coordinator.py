@@ -68,6 +68,7 @@ def main(root: str, catalog: str, ranks: int, tensors: int, layout_: str, place:
         "manifest": {"name": row.manifest_name, "bytes": row.manifest_bytes, "key": row.key, "folder": save.folder},
         "others": told,
         "calls": {"database": database.calls, "storage": storage.calls},
+        "each": {"database": database.each, "storage": storage.each},
     }
 
 

@@ -16,6 +16,8 @@ class Timed:
         self._inner = inner
         self.seconds = 0.0
         self.calls: Counter[str] = Counter()
+        self.each: Counter[str] = Counter()
+        """Seconds of all calls, by name."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
@@ -27,7 +29,9 @@ class Timed:
             try:
                 return found(*arguments, **named)
             finally:
-                self.seconds += time.perf_counter() - began
+                took = time.perf_counter() - began
+                self.seconds += took
+                self.each[name] += took  # type: ignore[assignment]
                 self.calls[name] += 1
 
         return call

@@ -75,11 +75,14 @@ def test_a_goal_is_missed_by_its_best_round() -> None:
     def sample(seconds: float, ranks: int = 8, group: str = "large") -> dict[str, object]:
         step = {"wall": seconds, "cpu": seconds, "database": seconds / 100, "storage": 0.0}
         steps = dict.fromkeys(("C1", "C2", "C3", "C4", "C5"), step)
-        return {"group": group, "kind": "simulated", "name": f"{ranks}", "ranks": ranks, "steps": steps}
+        each = {"database": {"mark_durable": seconds / 100, "commit": seconds / 100}}
+        facts = {"group": group, "kind": "simulated", "name": f"{ranks}", "ranks": ranks}
+        return facts | {"steps": steps, "each": each}
 
     met = goals_of([sample(9.0), sample(2.0), sample(99.0, ranks=4)])
-    assert [(goal["found"], goal["met"]) for goal in met] == [(4.0, True), (0.02, True)]
-    assert [goal["met"] for goal in goals_of([sample(2.6), sample(30.0)])] == [False, True]
+    assert [(goal["found"], goal["met"]) for goal in met] == [(4.0, True), (0.02, True), (0.04, True)]
+    assert [goal["cpu"] for goal in met] == [4.0, None, None]
+    assert [goal["met"] for goal in goals_of([sample(2.6), sample(30.0)])] == [False, True, True]
     curve = goals_of([sample(1.0, 4, "curve"), sample(2.0, 8, "curve"), sample(6.0, 16, "curve")])
     assert [(goal["found"], goal["met"]) for goal in curve] == [(1.0, True), (1.5, False)]
 
