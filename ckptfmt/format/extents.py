@@ -92,6 +92,8 @@ def _in_the_same(
 
 def _stretches(first_of: _Rows, last_of: _Rows) -> Sequence[_Stretch] | None:
     """The stretch that the boxes take in each pack, or None if two overlap in one of them."""
+    if all(all(map(le, ends, begins)) for ends, begins in zip(last_of, islice(first_of, 1, None), strict=False)):
+        return list(zip(first_of[0], last_of[-1], strict=True))  # one tensor behind the other, in every pack
     if all(row.count(row[0]) == len(row) for row in (*first_of, *last_of)):  # all packs are alike
         found = _stretch(sorted([row[0] for row in first_of]), sorted([row[0] for row in last_of]))
         return None if found is None else [found] * len(first_of[0])

@@ -60,6 +60,32 @@ def test_equal_shares_of_every_tensor(tensors: int, ranks: int, bent: set[int], 
     assert lie_apart(boxes, packs, rows) == slowly(boxes, packs)
 
 
+@given(st.data())
+def test_shares_of_any_sizes_in_any_order(data: st.DataObject) -> None:
+    """What each rank holds of a tensor may be of another size and lie elsewhere in its pack, or be nothing."""
+    tensors, ranks = data.draw(st.integers(2, 5)), data.draw(st.integers(4, 6))
+    alike = data.draw(st.booleans())
+    order = data.draw(st.permutations(range(tensors)))
+    size = data.draw(st.lists(st.integers(1, 3), min_size=tensors, max_size=tensors))
+    place: dict[tuple[int, int], tuple[int, int]] = {}
+    packs = []
+    for rank in range(ranks):
+        end = 10
+        for tensor in order if alike else data.draw(st.permutations(range(tensors))):
+            nbytes = size[tensor] if alike else data.draw(st.integers(0, 3))
+            if nbytes or alike:
+                place[tensor, rank] = end, nbytes
+            end += nbytes
+        packs.append(pack(rank, max(end, 11)))
+    keys = sorted(place)
+    boxes = [(rank, *place[tensor, rank]) for tensor, rank in keys]
+    if boxes and data.draw(st.booleans()):
+        bent, by = data.draw(st.integers(0, len(boxes) - 1)), data.draw(st.integers(-2, 2))
+        at, offset, nbytes = boxes[bent]
+        boxes[bent] = at, offset + by, nbytes
+    assert lie_apart(boxes, packs, [tensor for tensor, _ in keys]) == slowly(boxes, packs)
+
+
 def test_what_is_wrong_is_named() -> None:
     tensors = TensorTable(name=["a", "b"])
     packs = [pack(0, 40), pack(1, 40)]
