@@ -30,6 +30,7 @@ from ckptfmt.format.merge import merge_parts
 from ckptfmt.format.part import PART_BYTES_MAX, Part
 from ckptfmt.format.part_reader import PartReader
 from ckptfmt.format.states import OPEN_STATES, State
+from ckptfmt.format.tables import PackRow
 from ckptfmt.ports.records import DurableFacts, GenerationRecord, PackRecord, RankRecord
 
 log = logging.getLogger("ckptfmt")
@@ -37,6 +38,8 @@ log = logging.getLogger("ckptfmt")
 T = TypeVar("T")
 Noted = Callable[[CkptError], None]
 """Told of each error of a call that is repeated."""
+_LISTED_FROM = 64
+"""So many packs are found faster by one listing than one by one."""
 _PROOF_SECONDS = 3.0
 """How long storage may refuse a proof before it is left to recover."""
 
@@ -75,9 +78,11 @@ def read_parts(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -
 def check_packs(site: Site, folder: str, manifest: Manifest) -> None:
     """Every pack that the manifest names is there with its length. The error names every one that is not."""
     faults: dict[str, CkptError] = {}
+    listed = _listed(site, folder, manifest)
     for pack in manifest.packs:
-        place = folder if pack.generation is None else f"{folder.rpartition('/')[0]}/{pack.generation}"
-        key = f"{place}/{pack.name}" if place else pack.name
+        key = _key_of(folder, pack)
+        if listed.get(key) == pack.nbytes:
+            continue
         fault = _pack_fault(site, key, pack.nbytes, manifest)
         if fault is not None:
             faults[key] = fault
@@ -86,6 +91,22 @@ def check_packs(site: Site, folder: str, manifest: Manifest) -> None:
         if others:
             first.message += f"; also damaged or gone: {', '.join(key for key, _ in others)}"
         raise first
+
+
+def _key_of(folder: str, pack: PackRow) -> str:
+    place = folder if pack.generation is None else f"{folder.rpartition('/')[0]}/{pack.generation}"
+    return f"{place}/{pack.name}" if place else pack.name
+
+
+def _listed(site: Site, folder: str, manifest: Manifest) -> dict[str, int]:
+    """The objects beside many packs, by one listing; what it does not show, or shows otherwise, is looked at by itself.
+    Empty where packs are few, or listing is refused."""
+    if len(manifest.packs) < _LISTED_FROM:
+        return {}
+    try:
+        return {found.key: found.nbytes for found in site.backend.list(folder)}
+    except BackendError:
+        return {}
 
 
 def _pack_fault(site: Site, key: str, nbytes: int, manifest: Manifest) -> CkptError | None:

@@ -93,9 +93,8 @@ class Manifest(Shared, kw_only=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, each counted once."""
-        widths = list(tables.itemsizes(self.tensors))
-        return sum(map(mul, map(prod, self.boxes.size), map(widths.__getitem__, self.boxes.tensor)))
+        """Bytes of all tensors, each counted once: their boxes tile them."""
+        return sum(map(mul, map(prod, self.tensors.shape), tables.itemsizes(self.tensors)))
 
 
 @dataclass(frozen=True)
