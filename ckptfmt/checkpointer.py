@@ -23,7 +23,7 @@ from ckptfmt.engine.save.launch import Lease
 from ckptfmt.engine.save.outcome import find_fenced
 from ckptfmt.engine.save.session import SaveSession
 from ckptfmt.engine.save.snapshot import Planner, Snapshot, plan_state, take_snapshot
-from ckptfmt.engine.save.waiting import decide, decline, failing_for_all
+from ckptfmt.engine.save.waiting import decide, decline
 from ckptfmt.engine.transfer import Background
 from ckptfmt.errors import CatalogError, CkptError, Fenced, InvalidInput
 from ckptfmt.flights import Flight, Flights
@@ -154,15 +154,20 @@ class Checkpointer:
             return None
         n, self._next_n = self._next_n, self._next_n + 1
         began = time.perf_counter()
-        with failing_for_all(self._context, self._order(n, step, tags)) as order:
+        order = self._order(n, step, tags)
+        try:
             if self._on_busy == "skip" and not self._begins(order):
                 return None
             self._flights.before_update()
             self._flights.make_room()
             self._lease.check()
             self._flights.prefaulted()
+        except BaseException as error:
+            decline(self._context, order, error)
+            raise
         busy = time.perf_counter() - began
-        order = self._order(n, step, tags)
+        if busy > 0.001:
+            order = self._order(n, step, tags)  # its time is that of the freeze
         pending = PendingSave(key=order.key, step=step, run=self._context.run.name, open_generation=self._open_row)
         pending.busy_seconds = busy
         pending.add_done_callback(self._finished)

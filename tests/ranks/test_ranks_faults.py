@@ -29,6 +29,13 @@ from ckptfmt.testing.faults import Call, Fault
 
 Start = Callable[..., Job]
 
+
+@pytest.fixture(params=["catalog", pytest.param("c10d", marks=pytest.mark.slow)])
+def place(request: pytest.FixtureRequest) -> str:
+    """Where the ranks meet: in the store, too, in the slow suite."""
+    return str(request.param)
+
+
 HURRY: Final = 3.0
 """The commit timeout of saves that are to fail, in seconds."""
 BOUND: Final = HURRY + 2 * HURRY / 2 + 8

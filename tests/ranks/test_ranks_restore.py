@@ -21,6 +21,12 @@ from ckptfmt.testing.faults import Call, Fault
 Start = Callable[..., Job]
 
 
+@pytest.fixture(params=["catalog", pytest.param("c10d", marks=pytest.mark.slow)])
+def place(request: pytest.FixtureRequest) -> str:
+    """Where the ranks meet: in the store, too, in the slow suite."""
+    return str(request.param)
+
+
 @pytest.fixture(autouse=True)
 def nobody_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.5)

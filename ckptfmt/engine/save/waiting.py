@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from ckptfmt.engine import protocol
@@ -154,13 +152,3 @@ def decline(context: LaunchContext, order: SaveOrder, error: BaseException) -> N
     if len(context.ranks.members) > 1:
         request, failure = order.request(context.commit_timeout), as_data(context, "begin", error)
         tell("of a failure", lambda: context.coordination.decline(request, failure))
-
-
-@contextmanager
-def failing_for_all(context: LaunchContext, order: SaveOrder) -> Iterator[SaveOrder]:
-    """What keeps this rank from beginning ``order`` is told to the others."""
-    try:
-        yield order
-    except BaseException as error:
-        decline(context, order, error)
-        raise
