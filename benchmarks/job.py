@@ -1,7 +1,9 @@
 """One measurement in a fresh process.
 
 Processes are forked from a server that has imported the libraries and done nothing else: each has its own memory,
-threads and first uses, and none pays for imports, which are measured by themselves (``starts.py``).
+threads and first uses, and none pays for imports, which are measured by themselves (``starts.py``). A forked process
+copies each page of its parent's that it touches, counts of references included; that is much beside a few
+milliseconds, so what takes no longer is measured in an interpreter that made its own imports (``Job.interpreter``).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import traceback
 import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,8 @@ class Job:
     count: int = 3
     """How often what is measured is done in this process."""
     options: tuple[tuple[str, Any], ...] = ()
+    interpreter: bool = False
+    """Not forked: an interpreter of its own, which imports before it is measured."""
 
     def option(self, name: str) -> Any:
         return dict(self.options)[name]
@@ -61,10 +66,8 @@ class Job:
 
 def run_job(job: Job) -> dict[str, Any]:
     """Run it in a process of its own; raises ``RuntimeError`` with that process's traceback if it fails."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    mine, its = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(job, its), daemon=False)
+    mine, its = multiprocessing.Pipe(duplex=False)
+    process = _process(job, its)
     process.start()
     its.close()
     try:
@@ -86,12 +89,22 @@ def run_job(job: Job) -> dict[str, Any]:
     return dict(result)
 
 
+def _process(job: Job, out: Connection) -> BaseProcess:
+    if job.interpreter:
+        return multiprocessing.get_context("spawn").Process(target=_run, args=(job, out), daemon=False)
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(list(PRELOADED))
+    return server.Process(target=_run, args=(job, out), daemon=False)
+
+
 def _run(job: Job, out: Connection) -> None:
     warnings.simplefilter("ignore")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    module, _, name = job.measurement.partition(".")
+    for name in PRELOADED:
+        importlib.import_module(name)
+    module, _, function = job.measurement.partition(".")
     try:
-        out.send((False, getattr(importlib.import_module(f"benchmarks.{module}"), name)(job)))
+        out.send((False, getattr(importlib.import_module(f"benchmarks.{module}"), function)(job)))
     except BaseException:
         out.send((True, traceback.format_exc()))
     finally:

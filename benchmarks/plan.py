@@ -62,6 +62,7 @@ class Plan:
             "saves small": lambda turn: self._saves("small", turn),
             "loads train": lambda turn: self._loads("train", turn),
             "loads small": lambda turn: self._loads("small", turn),
+            "one tensor": self._one_tensor,
             "first": self._first,
             "modes": self._modes,
             "interference": self._interference,
@@ -104,15 +105,8 @@ class Plan:
             self.samples.add(f"saves {state}", contender, sample)
 
     def _loads(self, state: str, turn: int) -> None:
-        """Loads of what each contender saved, beside raw reads; and of one tensor of the small state."""
-        kept = self._folder / f"kept-{state}"
-        if turn == 0:
-            kept.mkdir()
-            self._run("limits.prepare_file", LIMITS, state, folder=_made(kept / LIMITS))
-            self._saved[state] = {
-                name: self._run("loading.prepare_saved", name, state, folder=_made(kept / name)) for name in IN_PLACE
-            }
-        saved = self._saved[state]
+        """Loads of what each contender saved, beside raw reads."""
+        kept, saved = self._kept(state)
         for contender in _in_turn([LIMITS, *IN_PLACE], turn):
             if contender in IN_FEW_ROUNDS and turn >= FEW_ROUNDS:
                 continue
@@ -125,15 +119,35 @@ class Plan:
                     "loading.measure_loads", contender, state, folder=kept / contender, count=count, options=about
                 )
             self.samples.add(f"loads {state}", contender, sample | {"nbytes": saved["ckptfmt"]["nbytes"]})
-        if state == "small":
-            self._one_tensor(kept, saved, turn)
 
-    def _one_tensor(self, kept: Path, saved: dict[str, Any], turn: int) -> None:
-        for contender in _in_turn([*IN_PLACE], turn) * self._scale.pairs:
+    def _kept(self, state: str) -> tuple[Path, dict[str, Any]]:
+        """Where each contender has saved the state once, and what is known of it."""
+        kept = self._folder / f"kept-{state}"
+        if state not in self._saved:
+            kept.mkdir()
+            self._run("limits.prepare_file", LIMITS, state, folder=_made(kept / LIMITS))
+            self._saved[state] = {
+                name: self._run("loading.prepare_saved", name, state, folder=_made(kept / name)) for name in IN_PLACE
+            }
+        return kept, self._saved[state]
+
+    def _one_tensor(self, turn: int) -> None:
+        """One tensor of the small state, by name."""
+        kept, saved = self._kept("small")
+        for contender in _in_turn([*IN_PLACE], turn):
+            if contender in IN_FEW_ROUNDS and turn >= FEW_ROUNDS:
+                continue
             about = tuple(saved[contender]["one"].items())
-            folder = kept / contender
-            sample = self._run("loading.measure_one_tensor", contender, "small", folder=folder, options=about)
-            self.samples.add("one tensor", contender, sample)
+            for _ in range(self._scale.pairs if contender in IN_GOALS else 1):
+                sample = self._run(
+                    "loading.measure_one_tensor",
+                    contender,
+                    "small",
+                    folder=kept / contender,
+                    options=about,
+                    interpreter=True,
+                )
+                self.samples.add("one tensor", contender, sample)
 
     def _first(self, turn: int) -> None:
         """The first save of a process after ``prepare`` and after ``restore``."""
@@ -184,12 +198,14 @@ class Plan:
         folder: Path | None = None,
         count: int = 1,
         options: tuple[tuple[str, Any], ...] = (),
+        interpreter: bool = False,
     ) -> dict[str, Any]:
         nbytes = self._scale.part if state == "part" else self._scale.nbytes
         kind = "train" if state == "part" else state
         began = time.monotonic()
         with self._place() as made:
-            job = Job(measurement, contender, kind, nbytes, self._scale.tensors, folder or made, count, options)
+            place = folder or made
+            job = Job(measurement, contender, kind, nbytes, self._scale.tensors, place, count, options, interpreter)
             sample = run_job(job)
         _tell(f"  {time.monotonic() - began:5.1f} s  {measurement} {contender}")
         return sample

@@ -33,6 +33,7 @@ GROUPS = (
     "saves small",
     "loads train",
     "loads small",
+    "one tensor",
     "first",
     "modes",
     "interference",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,9 +54,13 @@ class Saves:
             yield checkpointer
 
     def fail(self, checkpointer: Checkpointer, step: int) -> SaveFailed:
-        """Save, and expect it to fail."""
+        """Save, and expect it to fail; its writer has ended, too, and will not profit from what is healed."""
         error = self.save(checkpointer, step).exception(60)
         assert isinstance(error, SaveFailed), error
+        until = time.monotonic() + 60
+        while [one for one in threading.enumerate() if one.name.startswith("ckptfmt-save-")]:
+            assert time.monotonic() < until, "the writer does not come to its end"
+            time.sleep(0.01)
         return error
 
     def note(self, step: int, error: BaseException | None) -> None:
