@@ -7,11 +7,13 @@ import os
 import sqlite3
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from lifecycle_rig import Place, Process, assert_state, dead_catalog, ended, named, state_of
 
+import ckptfmt
 from ckptfmt.engine.keep import gc as collecting
 from ckptfmt.engine.keep import recover as recovering
 from ckptfmt.engine.reports import GcReport
@@ -467,3 +469,19 @@ def test_a_damaged_verdict_blocks_neither_the_next_launch_nor_gc_and_stays_where
 
 def _never(run: str, token: str) -> Any:
     raise AssertionError("a dry run takes no lease")
+
+
+def test_however_a_root_is_spelled_nothing_of_it_is_a_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FR-034: live objects and candidates are compared by one form of their keys."""
+    root = tmp_path / "r"
+    for step in (1, 2):
+        ckptfmt.save(state_of(step), root, step=step)
+    monkeypatch.chdir(tmp_path)
+    for spelling in (f"file://{root}", f"file://{root}/", "./r", "r/", f"{root}/../r", str(root)):
+        with ckptfmt.open(spelling) as repository:
+            report = repository.gc(dry_run=True)
+            assert (report.items, report.unknown) == ((), ()), spelling
+            repository.gc(dry_run=False)
+            assert repository.latest().verify().ok

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -49,11 +50,13 @@ class Rank:
             import torch.distributed as dist
 
             host, port, world = "127.0.0.1", self.job.port, self.job.world
+            patience = timedelta(seconds=self.job.group_seconds)
             if self.job.agent:
                 store = dist.PrefixStore(self.job.token, dist.TCPStore(host, port, is_master=False))
-                dist.init_process_group("gloo", store=store, rank=self.rank, world_size=world)
+                dist.init_process_group("gloo", store=store, rank=self.rank, world_size=world, timeout=patience)
             else:
-                dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=self.rank, world_size=world)
+                address = f"tcp://{host}:{port}"
+                dist.init_process_group("gloo", init_method=address, rank=self.rank, world_size=world, timeout=patience)
 
     def repository(self, *faults: Fault, sql: Sequence[Fault] = ()) -> Repository:
         """The job's repository, through which calls of this rank can be broken."""
@@ -95,11 +98,18 @@ class Job:
     """One start of a job of ``world`` ranks that save to ``root`` and meet in ``place``.
 
     With ``agent``, its port, another process holds the process group's store, as the agent of a launcher does; else
-    rank 0 does.
+    rank 0 does. ``group_seconds`` is how long the process group waits for anything.
     """
 
     def __init__(
-        self, root: Path, place: str, *, world: int = WORLD, catalog: str | None = None, agent: int = 0
+        self,
+        root: Path,
+        place: str,
+        *,
+        world: int = WORLD,
+        catalog: str | None = None,
+        agent: int = 0,
+        group_seconds: float = 60.0,
     ) -> None:
         self.root = root
         self.place = place
@@ -108,6 +118,7 @@ class Job:
         self.token = secrets.token_hex(16)
         self.agent = agent
         self.port = agent or free_port()
+        self.group_seconds = group_seconds
         if place == "c10d":
             import torch.distributed  # noqa: F401  # once for all forks
 
