@@ -271,7 +271,9 @@ def check_tilings(tensors: TensorTable, boxes: BoxTable, packs: Sequence[PackRow
         reason = fault((shape, starts, sizes))
         if reason is not None:
             writers = [packs[pack].rank for pack in boxes.pack[first:last]]
-            raise FormatError(f"{what}: tensor {tensors.name[row]!r}: {reason}{_by_whom(starts, sizes, writers)}")
+            raise FormatError(
+                f"{what}: tensor {tensors.name[row]!r}: {reason}{_by_whom(shape, starts, sizes, writers)}"
+            )
         first = last
 
 
@@ -297,13 +299,14 @@ def _are_slabs(shape: Extent, starts: Sequence[Extent], sizes: Sequence[Extent])
     return at == shape[0]
 
 
-def _by_whom(starts: Sequence[Extent], sizes: Sequence[Extent], writers: Sequence[int]) -> str:
+def _by_whom(shape: Extent, starts: Sequence[Extent], sizes: Sequence[Extent], writers: Sequence[int]) -> str:
     """Name the ranks that wrote the first two boxes that overlap, or else all boxes."""
     if len(set(writers)) < 2:
         return ""
     rows = sorted(zip(starts, sizes, writers, strict=True))[: geometry.IRREGULAR_MAX]
-    for i, (start, size, writer) in enumerate(rows):
-        for other_start, other_size, other in rows[:i]:
+    fit = [row for row in rows if geometry.misfit(shape, row[0], row[1]) is None]
+    for i, (start, size, writer) in enumerate(fit):
+        for other_start, other_size, other in fit[:i]:
             if geometry.intersect((start, size), (other_start, other_size)) is not None:
                 return f"; ranks {other} and {writer} wrote boxes that overlap"
     shown = ", ".join(f"{list(start)}+{list(size)} by rank {writer}" for start, size, writer in rows[:8])

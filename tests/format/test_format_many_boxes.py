@@ -128,3 +128,13 @@ def test_a_damaged_column_is_told_alike(data: st.DataObject) -> None:
             held[row] = max(-1, held[row] + shift)
     stored = fix.stored(value)
     assert outcome(stored) == one_by_one(stored)
+
+
+@pytest.mark.parametrize("column", ["start", "size"])
+@pytest.mark.parametrize("extent", [(), (0,), (0, 0, 0)])
+def test_a_box_of_another_number_of_dimensions(column: str, extent: tuple[int, ...]) -> None:
+    """Found by bending manifests of several ranks: who wrote what is told of such boxes, too."""
+    value = spread(2, 5)
+    getattr(value.boxes, column)[3] = extent
+    with pytest.raises(FormatError, match="dimensions of the shape|digests"):
+        decode_manifest(fix.stored(value))
