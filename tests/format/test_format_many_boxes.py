@@ -136,5 +136,5 @@ def test_a_box_of_another_number_of_dimensions(column: str, extent: tuple[int, .
     """Found by bending manifests of several ranks: who wrote what is told of such boxes, too."""
     value = spread(2, 5)
     getattr(value.boxes, column)[3] = extent
-    with pytest.raises(FormatError, match="dimensions of the shape|digests"):
+    with pytest.raises(FormatError, match=r"dimensions of the shape|digests"):
         decode_manifest(fix.stored(value))
