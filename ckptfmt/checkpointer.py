@@ -25,7 +25,7 @@ from ckptfmt.engine.save.session import SaveSession
 from ckptfmt.engine.save.snapshot import Planner, Snapshot, plan_state, take_snapshot
 from ckptfmt.engine.save.waiting import decide, decline
 from ckptfmt.engine.transfer import Background
-from ckptfmt.errors import CatalogError, CkptError, Fenced, InvalidInput
+from ckptfmt.errors import CkptError, Fenced, InvalidInput
 from ckptfmt.flights import Flight, Flights
 from ckptfmt.format import layout, verdict
 from ckptfmt.pending import PendingSave, log_commit
@@ -239,13 +239,7 @@ class Checkpointer:
         request = order.request(context.commit_timeout * (1 + len(self.in_flight)))
         if len(context.ranks.members) > 1:
             return decide(context, request, busy=busy)
-        if busy:
-            try:
-                context.coordination.decide(request, busy=True)
-            except CatalogError as error:  # a busy catalog is no reason to stop training: nothing was to be saved
-                told = "run %r: that save %d (step %d) was skipped is not recorded: %s"
-                log.warning(told, context.run.name, order.n, order.step, error)
-        return not busy
+        return bool(context.coordination.decide(request, busy=busy))
 
     def _check_step(self, step: int, tags: Sequence[str]) -> None:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:

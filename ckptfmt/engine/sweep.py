@@ -127,13 +127,13 @@ def remove(site: Site, row: GenerationRecord, objects: Sequence[ObjectInfo]) -> 
     return tuple(objects)
 
 
-def sweep_share(site: Site, row: GenerationRecord, rank: int) -> None:
-    """Close an aborted generation's key and remove what one rank wrote, which writes no longer; gc does the rest.
+def sweep_share(site: Site, row: GenerationRecord, names: Sequence[str]) -> None:
+    """Close an aborted generation's key and remove what one rank began under these ``names``, and writes no longer; gc
+    does the rest. Without a listing: of many ranks each would see what all have written.
 
     No other generation can refer to packs of one that was never committed.
     """
     if not close_aborted(site, row):
         return
-    for info in site.backend.list(verdicts.folder_of(row)):
-        if layout.is_of_rank(info.key.rpartition("/")[2], rank):
-            site.backend.delete(info.key)
+    for name in names:
+        site.backend.delete(f"{verdicts.folder_of(row)}/{name}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from ckptfmt.ports.records import GenerationRecord
+from ckptfmt.ports.records import GenerationRecord, RankReport
 
 Body = Mapping[str, Any]
 """Plain JSON values."""
@@ -48,6 +48,19 @@ class PartReport:
     stall_seconds: float
     write_seconds: float
     retries: int
+
+    def durable(self) -> RankReport:
+        """As the catalog is told."""
+        return RankReport(
+            rank=self.rank,
+            state="durable",
+            part_name=self.part_name,
+            part_digest=self.part_digest,
+            nbytes=self.nbytes,
+            stall_seconds=self.stall_seconds,
+            write_seconds=self.write_seconds,
+            retries=self.retries,
+        )
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Sequence
 
-from ckptfmt.errors import NotFound
+from ckptfmt.errors import CatalogError, NotFound
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.ports.coordination import Failure, PartReport, RankFailed, SaveRequest
 from ckptfmt.ports.records import GenerationRecord, LaunchRecord
+
+log = logging.getLogger("ckptfmt")
 
 
 class Alone:
@@ -24,9 +28,16 @@ class Alone:
 
     def decide(self, request: SaveRequest, *, busy: bool) -> bool | None:
         if busy:
-            launch = self._launch
-            self._catalog.skip_save(launch.id, n=request.n, step=request.step, fence=launch.fence, token=launch.token)
+            try:
+                self._skip(request)
+            except CatalogError as error:  # a busy catalog is no reason to stop training: nothing was to be saved
+                told = "run %r: that save %d (step %d) was skipped is not recorded: %s"
+                log.warning(told, self._launch.run, request.n, request.step, error)
         return not busy
+
+    def _skip(self, request: SaveRequest) -> None:
+        launch = self._launch
+        self._catalog.skip_save(launch.id, n=request.n, step=request.step, fence=launch.fence, token=launch.token)
 
     def begin(self, request: SaveRequest) -> GenerationRecord | None:
         launch = self._launch
@@ -53,17 +64,7 @@ class Alone:
         return now
 
     def report(self, row: GenerationRecord, part: PartReport) -> None:
-        self._catalog.report_rank(
-            row.id,
-            part.rank,
-            state="durable",
-            part_name=part.part_name,
-            part_digest=part.part_digest,
-            nbytes=part.nbytes,
-            stall_seconds=part.stall_seconds,
-            write_seconds=part.write_seconds,
-            retries=part.retries,
-        )
+        self._catalog.report_rank(row.id, **dataclasses.asdict(part.durable()))
 
     def report_failure(self, row: GenerationRecord, failure: Failure) -> None:
         """Nobody waits for it: the row gets its verdict at once."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from ckptfmt.engine import protocol
+from ckptfmt.engine.save.outcome import fenced_by
 from ckptfmt.engine.transfer import Line
-from ckptfmt.errors import CatalogError, Fenced
+from ckptfmt.errors import CatalogError
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.ports.coordination import Board, Body
 
@@ -22,8 +24,8 @@ _CHECK_SECONDS: Final = 2.0
 _RANKS_AT_FULL_PACE: Final = 16
 """More ranks look less often each: one database answers them all."""
 
-SAVES_KEPT: Final = 4
-"""Saves whose messages stay: nobody reads those of a save so much older than his own."""
+_SAVES_KEPT: Final = 4
+"""Saves whose messages stay: nobody reads those of a save so much older than one in which all ranks took part."""
 
 _jitter = random.SystemRandom()
 """Not the global generator, which belongs to the training that is to be reproduced, and nothing that forks share."""
@@ -56,12 +58,9 @@ class CatalogBoard:
         launch = self._catalog.launch(self._launch_id)
         if launch.live:
             return
-        fence = next(run.fence for run in self._catalog.runs() if run.name == launch.run)
-        if fence != launch.fence:
-            raise Fenced(
-                f"launch {launch.id} of run {launch.run!r} has fence {launch.fence}, but a newer launch raised it to "
-                f"{fence}: its ranks wait for nobody any more; this process must stop saving to the run"
-            )
+        fenced = fenced_by(self._catalog, launch)
+        if fenced is not None:
+            raise fenced
 
     def complete(self, topic: str, slots: Sequence[int]) -> dict[int, Body] | None:
         found = self.peek(topic, slots)
@@ -73,6 +72,32 @@ class CatalogBoard:
 
 def save_topic(n: int, what: str) -> str:
     return f"save/{n}/{what}"
+
+
+class Kept:
+    """The messages about saves that stand on the board still. Saves and decisions tell of them, on their threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._saves: dict[int, set[str]] = {}
+
+    def add(self, n: int, *what: str) -> None:
+        """Of save ``n`` there are, or may be, these messages."""
+        with self._lock:
+            self._saves.setdefault(n, set()).update(what)
+
+    def forget(self, n: int, remove: Callable[[int, str], object]) -> None:
+        """Save ``n`` is committed: every rank took part, and has read what came long before it. ``remove`` that.
+
+        Not after another verdict, nor when a save is skipped: a rank may be far behind.
+        """
+        with self._lock:
+            old = sorted((save, what) for save, known in self._saves.items() for what in known)
+        for save, what in old:
+            if save <= n - _SAVES_KEPT:
+                remove(save, what)
+        with self._lock:
+            self._saves = {save: known for save, known in self._saves.items() if save > n - _SAVES_KEPT}
 
 
 class Looks:

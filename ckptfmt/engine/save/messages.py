@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from ckptfmt.engine.save.alone import Alone
-from ckptfmt.engine.save.boards import SAVES_KEPT, save_topic
+from ckptfmt.engine.save.boards import Kept, save_topic
 from ckptfmt.engine.save.context import Ranks
 from ckptfmt.errors import CatalogError, Conflict
 from ckptfmt.format.states import OPEN_STATES
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.ports.coordination import COMMON, STORE_GONE, Board, Body, Failure, PartReport, RankFailed, SaveRequest
-from ckptfmt.ports.records import GenerationRecord, LaunchRecord, RankReport
+from ckptfmt.ports.records import GenerationRecord, LaunchRecord
 
 T = TypeVar("T")
 
@@ -29,12 +29,16 @@ class Messages(Alone):
         self.settles = ranks.is_coordinator
         self._ranks = ranks
         self._board = board
+        self._kept = Kept()
 
     def decide(self, request: SaveRequest, *, busy: bool) -> bool | None:
-        """The coordinator decides."""
+        """The coordinator decides. Nobody waits for the catalog, which is only told of it."""
+        if len(self._members) == 1:
+            return super().decide(request, busy=busy)
         if self._ranks.is_coordinator:
-            begun = super().decide(request, busy=busy)
-            return bool(self._post(save_topic(request.n, "choice"), COMMON, {"begun": begun})["begun"])
+            self._kept.add(request.n, "choice", "fault")
+            begun = bool(self._post(save_topic(request.n, "choice"), COMMON, {"begun": not busy})["begun"])
+            return super().decide(request, busy=not begun)
         found = self._common(save_topic(request.n, "choice"))
         if found is None:
             self._raise_fault(request)
@@ -43,6 +47,7 @@ class Messages(Alone):
 
     def begin(self, request: SaveRequest) -> GenerationRecord | None:
         if self._ranks.is_coordinator:
+            self._kept.add(request.n, "fault")
             self._raise_fault(request)
             return super().begin(request)
         found = self._common(save_topic(request.n, "begun"))
@@ -59,6 +64,7 @@ class Messages(Alone):
         return row
 
     def opened(self, row: GenerationRecord) -> None:
+        self._kept.add(row.save_number, "begun", "part", "verdict")
         self._post(save_topic(row.save_number, "begun"), COMMON, _body(row))
 
     def look(self, row: GenerationRecord) -> GenerationRecord:
@@ -71,6 +77,8 @@ class Messages(Alone):
         self._post(save_topic(row.save_number, "fault"), COMMON, dataclasses.asdict(failure))
 
     def decline(self, request: SaveRequest, failure: Failure) -> None:
+        if self._ranks.is_coordinator:
+            self._kept.add(request.n, "fault")
         self._post(save_topic(request.n, "fault"), COMMON, dataclasses.asdict(failure))
 
     def _common(self, topic: str) -> Body | None:
@@ -100,7 +108,7 @@ class Messages(Alone):
         parts = self._board.complete(save_topic(row.save_number, "part"), self._members)
         if parts is None:
             return False
-        self._catalog.report_ranks(row.id, [_report(PartReport(**body)) for body in parts.values()])
+        self._catalog.report_ranks(row.id, [PartReport(**body).durable() for body in parts.values()])
         return True
 
     def silent(self, row: GenerationRecord) -> list[int]:
@@ -108,13 +116,12 @@ class Messages(Alone):
         return [rank for rank in self._members if rank not in heard]
 
     def announce(self, row: GenerationRecord) -> None:
-        n = row.save_number
-        self._post(save_topic(n, "verdict"), COMMON, _body(row))
-        if n < SAVES_KEPT:
-            return
-        for what in ("choice", "begun", "fault", "verdict"):
-            self._board.forget(save_topic(n - SAVES_KEPT, what), [COMMON])
-        self._board.forget(save_topic(n - SAVES_KEPT, "part"), self._members)
+        self._post(save_topic(row.save_number, "verdict"), COMMON, _body(row))
+        if row.commit_seq is not None:
+            self._kept.forget(row.save_number, self._remove)
+
+    def _remove(self, n: int, what: str) -> None:
+        self._board.forget(save_topic(n, what), self._members if what == "part" else [COMMON])
 
     def verdict(self, row: GenerationRecord) -> GenerationRecord | None:
         try:
@@ -125,19 +132,6 @@ class Messages(Alone):
             now = super().look(row)  # not verdict, which would look on the board
             return None if now.state in OPEN_STATES else now
         return None if found is None else _row(found)
-
-
-def _report(part: PartReport) -> RankReport:
-    return RankReport(
-        rank=part.rank,
-        state="durable",
-        part_name=part.part_name,
-        part_digest=part.part_digest,
-        nbytes=part.nbytes,
-        stall_seconds=part.stall_seconds,
-        write_seconds=part.write_seconds,
-        retries=part.retries,
-    )
 
 
 def _body(row: GenerationRecord) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ckptfmt.engine import protocol
 from ckptfmt.engine.save.context import LaunchContext
 from ckptfmt.engine.sweep import sweep_aborted, sweep_share
 from ckptfmt.errors import BackendError, CatalogError, CkptError, Conflict, Fenced, SaveFailed
 from ckptfmt.format.states import OPEN_STATES
-from ckptfmt.ports.coordination import Failure, RankFailed
-from ckptfmt.ports.records import GenerationRecord
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.ports.coordination import STORE_GONE, Failure, RankFailed
+from ckptfmt.ports.records import GenerationRecord, LaunchRecord
 
 log = logging.getLogger("ckptfmt")
 
@@ -61,28 +62,41 @@ def _verdict(context: LaunchContext, row: GenerationRecord, failure: Failure, un
         time.sleep(_POLL_SECONDS)
 
 
-def free_space(context: LaunchContext, row: GenerationRecord) -> None:
+def free_space(context: LaunchContext, row: GenerationRecord, names: Sequence[str]) -> None:
     """Remove what an aborted save wrote: a full disk is the likeliest reason for it.
 
-    Where other ranks may be writing still, each removes its own objects; the rest is left to gc.
+    Where other ranks may be writing still, each removes the objects that it began, by their ``names``; the rest is left
+    to gc.
     """
     try:
         if context.ranks.members == (context.ranks.rank,):
             sweep_aborted(context.site, row)
         else:
-            sweep_share(context.site, row, context.ranks.rank)
+            sweep_share(context.site, row, names)
     except (BackendError, CatalogError, Conflict) as error:
         log.warning("objects of the aborted generation %d are left to `ckptfmt gc`: %s", row.id, error)
 
 
 def as_data(context: LaunchContext, stage: str, error: BaseException) -> Failure:
-    """An error as the other ranks and the catalog are told of it: words, whatever it holds."""
+    """An error as the other ranks and the catalog are told of it: words, whatever it holds.
+
+    A store that is gone is of no rank: every rank that lives meets it.
+    """
     if isinstance(error, RankFailed):
         return error.failure
-    rank = context.ranks.rank
+    rank = None if is_store_gone(error) else context.ranks.rank
     if isinstance(error, SaveFailed):
         stage, rank = error.stage, rank if error.rank is None else error.rank
     return Failure(rank, stage, type(error).__name__, words(error))
+
+
+def is_store_gone(error: BaseException | None) -> bool:
+    """Whether an error, or its cause, is the loss of the board."""
+    while error is not None:
+        if isinstance(error, CatalogError) and error.kind == STORE_GONE:
+            return True
+        error = error.__cause__
+    return False
 
 
 def words(error: BaseException) -> str:
@@ -117,16 +131,22 @@ def with_fence(context: LaunchContext, error: BaseException) -> BaseException:
     "no longer writing"."""
     if find_fenced(error) is not None:
         return error
-    launch = context.launch
     try:
-        fence = next(run.fence for run in context.site.sql().runs() if run.id == context.run.id)
+        fenced = fenced_by(context.site.sql(), context.launch)
     except CatalogError:
         return error
-    if fence == launch.fence:
+    if fenced is None:
         return error
-    fenced = Fenced(
-        f"launch {launch.id} of run {context.run.name!r} has fence {launch.fence}, but a newer launch raised it to "
-        f"{fence}: this process must stop saving to the run"
-    )
     fenced.__cause__ = error
     return fenced
+
+
+def fenced_by(catalog: Catalog, launch: LaunchRecord) -> Fenced | None:
+    """What to raise where a newer launch has the run; None where none has."""
+    fence = next(run.fence for run in catalog.runs() if run.name == launch.run)
+    if fence == launch.fence:
+        return None
+    return Fenced(
+        f"launch {launch.id} of run {launch.run!r} has fence {launch.fence}, but a newer launch raised it to {fence}: "
+        "this process must stop saving to the run"
+    )

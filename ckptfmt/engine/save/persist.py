@@ -61,11 +61,13 @@ def write_packs(
     *,
     give_up: Callable[[], None],
     passing: Callable[[BackendError], None],
+    begins: Callable[[str], object] = lambda name: None,
 ) -> Written:
     """Write all packs into ``folder``, and take the digests of what other ranks write.
 
     ``give_up`` is asked between units; it raises to stop the work. ``passing`` is told each error after which a pack is
-    written again. After an error nothing more of the snapshot is written: it is dropped.
+    written again, and ``begins`` the name of each pack that is begun. After an error nothing more of the snapshot is
+    written: it is dropped.
     """
     began = time.perf_counter()
     digests = [[b""] * checksum.chunk_count(spec.nbytes, checksum.CHUNK_BYTES) for _, spec in snapshot.names_and_specs]
@@ -79,7 +81,7 @@ def write_packs(
                 _hash(planned, snapshot, digests, give_up)
                 continue
             name, attempts = _write_pack(
-                backend, folder, rank, len(packs), planned, snapshot, digests, give_up, passing
+                backend, folder, rank, len(packs), planned, snapshot, digests, give_up, passing, begins
             )
             packs.append(WrittenPack(name, planned.nbytes, len(planned.header), planned.header_digest))
             retries += attempts - 1
@@ -120,10 +122,12 @@ def _write_pack(
     digests: list[list[bytes]],
     give_up: Callable[[], None],
     passing: Callable[[BackendError], None],
+    begins: Callable[[str], object],
 ) -> tuple[str, int]:
     """Write one pack, under a new name after an error that may pass; returns its name and the number of attempts."""
     for attempt in range(ATTEMPTS):
         name = layout.pack_name(rank, index, attempt)
+        begins(name)
         try:
             _write_object(backend, f"{folder}/{name}", planned, snapshot, digests, give_up)
         except BackendError as error:

@@ -9,7 +9,7 @@ from ckptfmt.engine import protocol
 from ckptfmt.engine.save.alone import ended
 from ckptfmt.engine.save.boards import Looks
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
-from ckptfmt.engine.save.outcome import as_data, find_verdict, free_space, tell, with_fence, words
+from ckptfmt.engine.save.outcome import as_data, find_verdict, free_space, is_store_gone, tell, with_fence, words
 from ckptfmt.engine.save.parts import make_part
 from ckptfmt.engine.save.patience import Patience
 from ckptfmt.engine.save.persist import check_space, write_packs
@@ -48,6 +48,8 @@ class SaveSession:
         self._request = order.request(context.commit_timeout * (1 + len(earlier)))
         self._earlier = tuple(earlier)
         self._row: GenerationRecord | None = None
+        self._names: list[str] = []
+        """Of the objects that this rank has begun, in the generation's folder."""
         self._stage = "begin"
         self._patience = Patience(context.commit_timeout, self._overdue)
 
@@ -117,7 +119,13 @@ class SaveSession:
         patience.repeat(lambda: check_space(backend, snapshot))
         try:
             written = write_packs(
-                backend, self.folder, rank, snapshot, give_up=patience.give_up, passing=patience.remember
+                backend,
+                self.folder,
+                rank,
+                snapshot,
+                give_up=patience.give_up,
+                passing=patience.remember,
+                begins=self._names.append,
             )
         except NotFound as error:
             raise Fenced(
@@ -137,6 +145,7 @@ class SaveSession:
         stored = encode_part(part)
         self._check_still_writing(row)
         name = layout.part_name(rank)
+        self._names.append(name)
         patience.repeat(lambda: backend.create(f"{self.folder}/{name}", stored))
         report = PartReport(
             rank=rank,
@@ -259,7 +268,7 @@ class SaveSession:
             return now
         self._announce(now)
         if not self._patience.expired:  # a writer that may still be alive is left to gc
-            free_space(self._context, now)
+            free_space(self._context, now, self._names)
         if now.abort_rank not in (None, self._context.ranks.rank) and not isinstance(error, RankFailed):
             told = ended(now)  # another rank failed first: it is the one to name
             told.__cause__, error = error, told
@@ -281,6 +290,8 @@ class SaveSession:
         failure = self._failure(text, kind)
         if isinstance(cause, RankFailed) and cause.failure.rank is not None:
             failure.stage, failure.rank = cause.failure.stage, cause.failure.rank
+        elif is_store_gone(cause):
+            failure.rank = None  # this rank only noticed
         failure.__cause__ = cause
         return failure
 

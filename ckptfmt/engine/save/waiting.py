@@ -45,15 +45,20 @@ def gather(context: LaunchContext, row: GenerationRecord, patience: Patience) ->
 def follow(context: LaunchContext, row: GenerationRecord, patience: Patience) -> GenerationRecord:
     """The verdict on a save that this rank has acknowledged. ``RankFailed`` says why it was aborted.
 
-    Past the deadline and a margin this rank finishes what is durable; else it raises, and its caller aborts.
+    Past the deadline and a margin this rank finishes what is durable; else it raises, and its caller aborts. What it
+    does itself has a time of its own, at whose end the watchdog gives the verdict: storage may hang.
     """
     patience.until += margin(context.commit_timeout)
     with patience.waiting():
-        return _await_end(context, row, patience) or _step_in(context, row)
+        now = _await_end(context, row, patience)
+        patience.until = max(patience.until, time.monotonic()) + margin(context.commit_timeout)
+    if now is None:
+        return _step_in(context, row)
+    return protocol.prove(context.site, now) if _is_unproven(context, now) else now
 
 
 def _await_end(context: LaunchContext, row: GenerationRecord, patience: Patience) -> GenerationRecord | None:
-    """The generation as the coordinator left it; None if it does not within the time."""
+    """The generation as the coordinator left it, proven or not for too long; None if it does not within the time."""
     coordination, looks = context.coordination, Looks(context.coordination.pause)
     unproven = None
     while True:
@@ -66,14 +71,17 @@ def _await_end(context: LaunchContext, row: GenerationRecord, patience: Patience
         if now is not None:
             if now.commit_seq is None:
                 raise ended(now)
-            if now.proven_at is not None or now.state is not State.COMMITTED or not coordination.settles:
-                return now
             unproven = unproven or time.monotonic()
-            if time.monotonic() - unproven > _PROOF_SECONDS:
-                return protocol.prove(context.site, now)
+            if not _is_unproven(context, now) or time.monotonic() - unproven > _PROOF_SECONDS:
+                return now
         if not patience.left:
             return None
         looks.rest(patience.left)
+
+
+def _is_unproven(context: LaunchContext, row: GenerationRecord) -> bool:
+    """Whether C5 is still to be done, and this rank may."""
+    return row.proven_at is None and row.state is State.COMMITTED and context.coordination.settles
 
 
 def _step_in(context: LaunchContext, row: GenerationRecord) -> GenerationRecord:
