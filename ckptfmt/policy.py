@@ -140,7 +140,7 @@ class JointDecisions:
         self._is_coordinator = ranks.is_coordinator
         self.preempted = False
         asks = policy.every_seconds is not None or flag.watches
-        self._council = Council(board, ranks, self._wanted) if asks else None
+        self._council = Council(board, ranks, self._wanted, self._told) if asks else None
 
     def _wanted(self) -> Why | None:
         """Seconds pass on the coordinator's clock alone; a signal may reach any rank."""
@@ -149,10 +149,11 @@ class JointDecisions:
 
     def should_save(self, step: int) -> bool:
         why = None if self._council is None else self._council.ask(step)
-        if why is not None:
-            self.preempted = self.preempted or why == "preempted"
-            self.saved()  # it is told once, whether or not the caller follows
         return why is not None or self._policy.at_step(step)
+
+    def _told(self, why: Why) -> None:
+        self.preempted = self.preempted or why == "preempted"
+        self.saved()  # it is told once, whether or not the caller follows
 
     def saved(self) -> None:
         self._policy.saved(preempted=self.preempted)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from meeting_rig import WORLD, Job, Rank, rows_of
+from meeting_rig import WORLD, Job, Rank, rows_of, wait_until
 
 import ckptfmt
 from ckptfmt.engine.save import council as councils
@@ -35,19 +35,22 @@ class Table:
     def __init__(self) -> None:
         self.messages: dict[tuple[str, int], Mapping[str, Any]] = {}
         self.broken = False
+        self.refused: Callable[[str, str], bool] = lambda verb, topic: False
+        self.asked: Callable[[str], None] = lambda topic: None
         self._lock = threading.Lock()
 
-    def _check(self) -> None:
-        if self.broken:
+    def _check(self, verb: str, topic: str) -> None:
+        if self.broken or self.refused(verb, topic):
             raise CatalogError("the board is away", transient=True)
 
     def post(self, topic: str, slot: int, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._check()
+        self._check("post", topic)
         with self._lock:
             return self.messages.setdefault((topic, slot), body)
 
     def peek(self, topic: str, slots: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-        self._check()
+        self._check("peek", topic)
+        self.asked(topic)
         with self._lock:
             return {slot: self.messages[topic, slot] for slot in slots if (topic, slot) in self.messages}
 
@@ -71,9 +74,18 @@ class Seats:
         self.longest: dict[int, float] = dict.fromkeys(range(world), 0.0)
         members = tuple(range(world))
         self.seats = [
-            Council(self.table, Ranks(rank, world, members), lambda rank=rank: self.wishes[rank], **seconds)  # type: ignore[misc]
+            Council(
+                self.table,
+                Ranks(rank, world, members),
+                lambda rank=rank: self.wishes[rank],  # type: ignore[misc]
+                partial(self.told_of, rank),
+                **seconds,
+            )
             for rank in members
         ]
+
+    def told_of(self, rank: int, why: Why) -> None:
+        self.wishes[rank] = None if self.wishes[rank] == why else self.wishes[rank]
 
     def train(self, rank: int, steps: int, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         for step in range(steps):
@@ -83,7 +95,6 @@ class Seats:
             self.longest[rank] = max(self.longest[rank], time.monotonic() - began)
             if why is not None:
                 self.told[rank].append((step, why))
-                self.wishes[rank] = None if self.wishes[rank] == why else self.wishes[rank]
             if until():
                 return
 
@@ -158,6 +169,7 @@ def test_seconds_pass_on_the_coordinators_clock_alone(seats: Callable[..., Seats
     table.wishes[0] = "seconds"
     all_train(table, 60, [0.003] * WORLD)
     assert table.told == dict.fromkeys(range(WORLD), table.told[0])
+    assert [why for _, why in table.told[0]] == ["seconds"]
 
 
 def test_nobody_hangs_when_a_rank_has_died(seats: Callable[..., Seats]) -> None:
@@ -203,6 +215,74 @@ def test_a_board_that_is_away_for_a_while_delays_and_loses_nothing(seats: Callab
     all_train(table, 200, [0.003] * WORLD)
     assert table.told == dict.fromkeys(range(WORLD), table.told[0])
     assert len(table.told[0]) == 1
+
+
+def test_a_proposal_that_was_never_posted_is_called_off_and_the_next_one_counts(seats: Callable[..., Seats]) -> None:
+    """The board takes the coordinator's outcome but not, before it, the step: the others wait at that number."""
+    table = seats(outcome_seconds=0.2)
+    table.table.refused = lambda verb, topic: verb == "post" and topic == "save-when/0/step"
+    table.seats[0].ask(0)
+    table.wishes[0] = "preempted"
+    wait_until(lambda: table.seats[0]._open is not None)
+    open_ = table.seats[0]._open
+    assert open_ is not None
+    with pytest.raises(CatalogError):  # it may not go on as if all knew
+        table.seats[0].ask(open_.step)
+    assert table.table.messages == {}
+    table.table.refused = lambda verb, topic: False
+    all_train(table, 10**6, [0.003] * WORLD, until=lambda rank: bool(table.told[rank]))
+    assert table.told == dict.fromkeys(range(WORLD), table.told[0])
+
+
+def test_a_reason_that_the_last_save_has_satisfied_makes_no_second_one(seats: Callable[..., Seats]) -> None:
+    """The coordinator reaches the agreed step while its other thread, which has looked for wishes, would propose."""
+    table = seats(world=2)
+    for seat in table.seats:
+        seat._beat.stop()
+    coordinator, other = table.seats
+    coordinator.ask(0)
+    other.ask(0)
+    table.wishes[0] = "seconds"
+    while not coordinator._due:
+        coordinator._look()
+        other._look()
+    step = coordinator._due[0].step
+    reached: list[Why | None] = []
+
+    def meanwhile(topic: str) -> None:
+        if topic == councils._WISH and not reached:
+            reached.append(coordinator.ask(step))
+
+    table.table.asked = meanwhile
+    coordinator._look()
+    table.table.asked = lambda topic: None
+    assert (reached or [coordinator.ask(step)]) == ["seconds"]
+    for _ in range(5):
+        coordinator._look()
+        other._look()
+    assert coordinator._open is None
+    assert coordinator._due == []
+
+
+def test_proposals_leave_no_messages_behind(seats: Callable[..., Seats]) -> None:
+    """Also those that were called off unanswered."""
+    table = seats(world=2)
+    for seat in table.seats:
+        seat._beat.stop()
+    coordinator, other = table.seats
+    for step in range(10**6, 20 * 10**6, 10**6):  # further apart than any lead
+        table.wishes[0] = "seconds"
+        coordinator.ask(step)
+        other.ask(step)
+        coordinator._look()
+        if step % (3 * 10**6) == 0 and coordinator._open is not None:
+            coordinator._call_off(coordinator._open)
+        for _ in range(3):
+            other._look()
+            coordinator._look()
+        other._look()
+    assert coordinator._number > 10
+    assert len(table.table.messages) <= 6
 
 
 # -- with processes ---------------------------------------------------------------------------------------

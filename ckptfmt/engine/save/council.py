@@ -45,13 +45,15 @@ class Proposal:
 
 
 class Council:
-    """One rank's seat. ``wanted`` tells why this rank would have a save; asked on the council's thread."""
+    """One rank's seat. ``wanted`` tells why this rank would have a save; asked on the council's thread. ``told`` hears
+    of each save at its step, before anything further is wanted."""
 
     def __init__(
         self,
         board: Board,
         ranks: Ranks,
         wanted: Callable[[], Why | None],
+        told: Callable[[Why], None],
         *,
         acknowledge_seconds: float = ACKNOWLEDGE_SECONDS,
         outcome_seconds: float = OUTCOME_SECONDS,
@@ -59,6 +61,7 @@ class Council:
         self._board = board
         self._ranks = ranks
         self._wanted = wanted
+        self._told_of = told
         self._acknowledge_seconds = acknowledge_seconds
         self._outcome_seconds = outcome_seconds
         self._others = [rank for rank in ranks.every if rank != ranks.rank]
@@ -66,6 +69,8 @@ class Council:
         self._at: int | None = None
         self._pace = _Pace()
         self._number = 0
+        self._oldest = 0
+        """The first proposal whose messages may still stand."""
         self._open: Proposal | None = None
         """Acknowledged by this rank, or proposed by it; its outcome is not known."""
         self._answer: tuple[Proposal, dict[str, object]] | None = None
@@ -100,7 +105,10 @@ class Council:
         with self._changed:
             reached = {due.why for due in self._due if due.step <= step}
             self._due = [due for due in self._due if due.step > step]
-        return "preempted" if "preempted" in reached else next(iter(reached), None)
+            why: Why | None = "preempted" if "preempted" in reached else next(iter(reached), None)
+            if why is not None:
+                self._told_of(why)
+        return why
 
     def _call_off(self, proposal: Proposal) -> None:
         try:
@@ -148,7 +156,7 @@ class Council:
             late = [int(body["at"]) for body in answers.values() if not body["agreed"]]
             self._hurry = 1 if not late else 2 * max(self._hurry, max(late) - proposal.step + 1)
             self._resolve(proposal, confirmed=not late)
-            self._forget(proposal.number - 1)
+            self._forget(proposal.number)
         elif time.monotonic() - self._opened_at > self._acknowledge_seconds:
             heard = self._board.peek(proposal.topic("answer"), self._others)
             silent = [rank for rank in self._others if rank not in heard]
@@ -157,10 +165,11 @@ class Council:
             self._resolve(proposal, confirmed=False)
 
     def _propose(self) -> None:
-        why = self._wanted()
-        if why != "preempted" and not self._heeded and self._board.peek(_WISH, [COMMON]):
-            why = "preempted"
-        with self._changed:
+        if self._due:
+            return
+        wished = not self._heeded and bool(self._board.peek(_WISH, [COMMON]))
+        with self._changed:  # the last save may have been reached while the board was asked: what it satisfied is over
+            why: Why | None = "preempted" if wished and not self._heeded else self._wanted()
             if why is None or self._at is None or self._due or time.monotonic() < self._quiet_until:
                 return
             lead = max(self._hurry, self._pace.steps_in(_LEAD_LOOKS * self._board.pause))
@@ -203,15 +212,20 @@ class Council:
             self._board.post(proposal.topic(what), slot, body)
             self._answer = None
 
-    def _forget(self, number: int) -> None:
-        """Every rank has answered the proposal after that one, so it knows the outcome."""
-        if number >= 0:
+    def _forget(self, answered: int) -> None:
+        """Every rank has answered that proposal, so it knows the outcomes of all before."""
+        while self._oldest < answered:
             for what in ("step", "outcome"):
-                self._board.forget(f"save-when/{number}/{what}", [COMMON])
-            self._board.forget(f"save-when/{number}/answer", self._others)
+                self._board.forget(f"save-when/{self._oldest}/{what}", [COMMON])
+            self._board.forget(f"save-when/{self._oldest}/answer", self._others)
+            self._oldest += 1
 
     def _resolve(self, proposal: Proposal, *, confirmed: bool, until: float | None = None) -> None:
-        """Post the outcome; what stands there counts, whoever came first."""
+        """Post the outcome; what stands there counts, whoever came first. No outcome without its step: the others would
+        wait at a number that the coordinator has left."""
+        unsent = self._answer
+        if unsent is not None and unsent[0] is proposal and self._ranks.is_coordinator:
+            post_within(self._board, proposal.topic("step"), COMMON, unsent[1], until=until or 0.0)
         topic, body = proposal.topic("outcome"), {"confirmed": confirmed, "rank": self._ranks.rank}
         stands = post_within(self._board, topic, COMMON, body, until=until or 0.0)
         self._know(proposal, confirmed=bool(stands["confirmed"]))
