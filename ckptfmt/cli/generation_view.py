@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from math import prod
 from typing import Any
 
 from ckptfmt.cli import contents as c
@@ -21,7 +20,6 @@ from ckptfmt.engine.load.resolve import Wanted, resolve_row
 from ckptfmt.engine.opened import Opened, open_row
 from ckptfmt.engine.reports import GenerationInfo, Problem, Report
 from ckptfmt.errors import BackendError, FormatError, NotFound
-from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.states import State
 from ckptfmt.ports.records import GenerationRecord
 from ckptfmt.reference import parse_at
@@ -210,10 +208,11 @@ def _tensors(opened: Opened) -> tuple[TensorLine, ...]:
     table, boxes = opened.manifest.tensors, [0] * len(opened.manifest.tensors.name)
     for row in opened.manifest.boxes.tensor:
         boxes[row] += 1
-    columns = zip(table.name, table.dtype, table.shape, table.kind, table.rank, boxes, strict=True)
+    sizes = opened.index.tensor_bytes
+    columns = zip(table.name, table.dtype, table.shape, sizes, table.kind, table.rank, boxes, strict=True)
     lines = [
-        TensorLine(name, kind, tuple(shape), prod(shape) * dtype(kind).itemsize, held, rank, parts)
-        for name, kind, shape, held, rank, parts in columns
+        TensorLine(name, dtype, tuple(shape), nbytes, held, rank, parts)
+        for name, dtype, shape, nbytes, held, rank, parts in columns
     ]
     return tuple(sorted(lines, key=lambda line: -line.nbytes))
 
