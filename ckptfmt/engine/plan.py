@@ -1,6 +1,6 @@
 """Where every leaf's bytes go: packs, offsets, and the units in which a pack is hashed and written.
 
-A plan depends only on the structure of the state (names, dtypes, shapes, boxes), so it is kept
+A plan depends only on the structure of the state (names, dtypes, shapes, boxes and who holds them), so it is kept
 between saves of the same structure. In the arena a unit lies exactly as it will lie in its file,
 header included, so a write needs no copy.
 """
@@ -8,7 +8,7 @@ header included, so a write needs no copy.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -24,7 +24,7 @@ WINDOW_BYTES: Final = 64 << 20
 HOST_BYTES_MIN: Final = WINDOW_BYTES
 """Below it the threads that write would wait for one another."""
 
-Signature = tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str], ...]
+Signature = tuple[tuple[Hashable, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,11 @@ class SavePlan:
 
 
 def signature_of(leaves: Sequence[tuple[str, LeafSpec]]) -> Signature:
-    return tuple((name, s.dtype, s.global_shape, s.start, s.size, s.kind) for name, s in leaves)
+    """All that a plan depends on, and who writes what: of an address, whether there is one. The states of generators
+    lie elsewhere at each save."""
+    return tuple(
+        [(name, s.dtype, s.global_shape, s.start, s.size, s.kind, s.holders, s.address is None) for name, s in leaves]
+    )
 
 
 def make_plan(

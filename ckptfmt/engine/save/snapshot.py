@@ -69,7 +69,7 @@ class Planner:
             signature = signature_of(named)
             if self._signature != signature:
                 self._signature, self._plans, self._ranks = signature, {}, None
-            if len(ranks.members) > 1 or ranks is not self._ranks:  # who holds a box, too, is no part of the signature
+            if ranks is not self._ranks:
                 self._roles = roles_of(named, ranks)
                 self._at_once = hashed_at_once(named, self._roles)
             self._seen, self._ranks = frozen.seen, ranks
