@@ -232,7 +232,8 @@ class _Freezer:
             return self._new(path, value, owner, spec)
         if spec is None:
             kind = self._kind
-            spec = family.describe(value, path, known if known.kind == kind else None)
+            alike = known.kind == kind and not known.holders  # it was no box of a mesh
+            spec = family.describe(value, path, known if alike else None)
             if spec.kind != kind:
                 spec = replace(spec, kind=kind)
         if spec is not known and spec != known:
