@@ -18,12 +18,15 @@ from ckptfmt.testing.catalog_reading import ReadingCases
 from ckptfmt.testing.catalog_repair import RepairCases
 from ckptfmt.testing.catalog_retention import RetentionCases
 from ckptfmt.testing.catalog_saves import SaveCases
+from ckptfmt.testing.catalog_texts import TextCases
 from ckptfmt.testing.catalog_transitions import TransitionCases
 
 __all__ = ["OTHER_REPOSITORY", "REPOSITORY", "CatalogConformance", "Job", "MakeCatalog", "RawSql", "request"]
 
 
-class CatalogConformance(LaunchCases, RankCases, SaveCases, TransitionCases, RetentionCases, ReadingCases, RepairCases):
+class CatalogConformance(
+    LaunchCases, RankCases, SaveCases, TransitionCases, RetentionCases, ReadingCases, RepairCases, TextCases
+):
     """Every case, and a check that the suite knows every method of the port."""
 
     def test_every_method_of_the_port_exists(self, make_catalog: MakeCatalog) -> None:
