@@ -212,6 +212,22 @@ def test_who_holds_nothing_has_one_box_of_no_elements(ranks: Any, family: Any) -
     ((part, spec),) = family.boxes(value, "w")
     assert (spec.size, spec.nbytes, spec.holders, part.numel()) == ((0,), 0, (0, 1), 0)
     assert family.coordinates(value) == {}
+    for placement in (Replicate(), Shard(0), Shard(1)):  # of no elements at all: this rank holds all of it, too
+        value = dtensor(torch.empty(0), elsewhere, [placement], (0, 4))
+        ((part, spec),) = family.boxes(value, "w")
+        assert (spec.start, spec.size, spec.holders, part.shape) == ((0, 0), (0, 4), (0, 1), (0, 4))
+
+
+def test_the_coordinates_in_one_mesh_are_one_object(ranks: Any, family: Any) -> None:
+    from torch.distributed.tensor import Shard
+
+    ranks(2, 4)
+    mesh = mesh_of((2, 2), ("dp", "tp"))
+    values = [dtensor(torch.empty(2, 2), mesh, [Shard(0), Shard(1)], (4, 4)) for _ in range(2)]
+    assert family.coordinates(values[0]) is family.coordinates(values[1])
+    ranks(1, 4)  # the mesh of another rank is equal to that one
+    moved = dtensor(torch.empty(2, 2), mesh_of((2, 2), ("dp", "tp")), [Shard(0), Shard(1)], (4, 4))
+    assert [dict(family.coordinates(value)) for value in (values[0], moved)] == [{"dp": 1, "tp": 0}, {"dp": 0, "tp": 1}]
 
 
 def test_what_cannot_be_saved_is_refused_by_name(ranks: Any, family: Any) -> None:
