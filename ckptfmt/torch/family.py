@@ -13,7 +13,7 @@ from ckptfmt.ports.arrays import Capture, Expansion, LeafSpec
 from ckptfmt.torch import types
 from ckptfmt.torch.cuda import CudaRuntime, DeviceTransfers, Pair, capture_from_device, fill_from_host
 from ckptfmt.torch.distributed import boxes_of, coordinates_of, is_distributed
-from ckptfmt.torch.elements import EXACT_TYPES, NAMES, allocate, bits, is_lazy_view, over_host, torch_dtype
+from ckptfmt.torch.elements import EXACT_TYPES, NAMES, allocate, bits, flags_of, is_lazy_view, over_host, torch_dtype
 from ckptfmt.torch.expand import expand_objects, is_object
 from ckptfmt.torch.host import cast_in, copy_in, copy_out, dense_address, overlaps, wrote_to
 from ckptfmt.torch.pieces import piece_of
@@ -193,17 +193,11 @@ def _described(value: torch.Tensor, path: str, known: LeafSpec | None) -> LeafSp
 
 
 def _flags(value: torch.Tensor) -> tuple[str, ...]:
-    found = []
-    if type(value) is torch.nn.Parameter:
-        found.append("parameter")
-    elif getattr(value, "_is_buffer", False):
-        found.append("buffer" if getattr(value, "persistent", True) else "non_persistent")
-    if value.requires_grad:
-        found.append("requires_grad")
+    found = flags_of(value, type(value) is torch.nn.Parameter)
     memory_format = _MEMORY_FORMATS.get(value.dim())
     if memory_format is not None and not value.is_contiguous() and value.is_contiguous(memory_format=memory_format[1]):
-        found.append(memory_format[0])
-    return tuple(found)
+        return (*found, memory_format[0])
+    return found
 
 
 def _moved(tensor: torch.Tensor, device: Any) -> torch.Tensor:
