@@ -133,6 +133,7 @@ def merged_manifest(site: Site, row: GenerationRecord, *, parent: str | None) ->
             repository=site.repository,
             run=row.run,
             members=[record.rank for record in ranks],
+            world_size=row.world_size,
         )
     check_packs(site, verdicts.folder_of(row), sound.manifest)
     return sound

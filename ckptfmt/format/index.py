@@ -16,6 +16,7 @@ from ckptfmt.format.boxes import Extent
 from ckptfmt.format.checksum import DIGEST_BYTES
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.manifest import Manifest
+from ckptfmt.format.naming import ranks_shown
 from ckptfmt.format.tables import Kind, PackRow, itemsizes
 
 
@@ -110,7 +111,7 @@ class Index:
         if rank not in ranks:
             other = "" if rank is None else f", not by {rank}"
             raise NotFound(
-                f"tensor {name!r} of generation {self.manifest.key} is kept by each of the ranks {ranks[:8]} for itself"
+                f"tensor {name!r} of generation {self.manifest.key} is kept by {ranks_shown(ranks)}, each for itself"
                 f"{other}: load(rank=..., keys=...) builds that of one"
             )
         return rows[ranks.index(rank)]

@@ -116,7 +116,10 @@ def merged(parts: Sequence[Part]) -> bytes:
     """The stored manifest of all parts, which are read as any other."""
     read = [decode_part(encode_part(part)) for part in parts]
     members = [part.rank for part in read]
-    return encode_sound(merge_parts(read, id=1, repository=REPOSITORY, run="r", parent=None, members=members))
+    sound = merge_parts(
+        read, id=1, repository=REPOSITORY, run="r", parent=None, members=members, world_size=read[0].world_size
+    )
+    return encode_sound(sound)
 
 
 def save(states: Sequence[Any] | Mapping[int, Any], world_size: int | None = None) -> Opened:
