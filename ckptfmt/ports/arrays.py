@@ -205,6 +205,10 @@ class ArrayFamily(Protocol):
     def fill_cast(self, value: Any, saved_dtype: str, host: memoryview) -> None:
         """Copy host bytes of ``saved_dtype`` into ``value`` with the library's ordinary conversion."""
 
+    def check_cast(self, value: Any, saved_dtype: str) -> str | None:
+        """A reason why ``fill_cast`` cannot convert ``saved_dtype`` to the dtype of ``value``, which is left as it is;
+        or None."""
+
     def check_fillable(self, value: Any, path: str) -> str | None:
         """A reason why ``value`` cannot be filled (e.g. on the meta device: names ``to_empty``), or None."""
 

@@ -41,6 +41,8 @@ class TorchFamily:
             raise UnsupportedValue("torch tensors cannot be stored on a big-endian host: the format is little-endian")
         types.register()
         self._cuda = CudaRuntime()
+        self._casts: dict[tuple[str, torch.dtype, str], str | None] = {}
+        """Why one dtype cannot be converted to another one on a kind of device, or None."""
 
     def owns(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
@@ -126,6 +128,21 @@ class TorchFamily:
                 f"torch cannot convert {saved_dtype} to {NAMES.get(value.dtype, value.dtype)}: {error}; "
                 "restore into a tensor of the saved dtype"
             ) from None
+
+    def check_cast(self, value: Any, saved_dtype: str) -> str | None:
+        pair = (saved_dtype, value.dtype, value.device.type)
+        if pair not in self._casts:
+            self._casts[pair] = self._tried_cast(value, saved_dtype)
+        return self._casts[pair]
+
+    def _tried_cast(self, value: torch.Tensor, saved_dtype: str) -> str | None:
+        """torch has no list of the conversions that it lacks, so one element is converted."""
+        try:
+            element = torch.empty(1, dtype=value.dtype, device=value.device)
+            self.fill_cast(element, saved_dtype, memoryview(bytearray(torch_dtype(saved_dtype).itemsize)))
+        except UnsupportedValue as error:
+            return str(error)
+        return None
 
     def check_fillable(self, value: Any, path: str) -> str | None:
         if value.is_meta and type(value) in EXACT_TYPES:
