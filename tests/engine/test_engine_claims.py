@@ -12,6 +12,7 @@ import pytest
 from stages_fixtures import FOLDER, UNIT, WINDOW, Writing, bytes_of, make_small
 from test_engine_ports import ArrayFamilyOfTheStandardLibrary, LateCapture
 
+from ckptfmt import connect
 from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.families import Families
@@ -243,7 +244,7 @@ def test_generators_of_which_each_save_makes_new_arrays_keep_the_plan(monkeypatc
         return roles_of(leaves, who)
 
     monkeypatch.setattr(snapshots, "roles_of", counted)
-    planner, families, who = Planner(), Families(), ranks(1)
+    planner, families, who = Planner(), connect.live_families(), ranks(1)
     values = state() | {"rng": Rng({"mine": np.random.default_rng(1), "other": np.random.RandomState(1)})}
     frozen = [planner.freeze(values, families)]
     plan = planner.plan(frozen[0], ranks=who)
