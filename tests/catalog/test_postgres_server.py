@@ -116,25 +116,6 @@ def test_processes_that_start_on_an_empty_database(postgres: PostgresServer, iso
     assert len(_open(url).runs()) == 0
 
 
-def test_threads_share_a_catalog_object(pg_make_catalog: MakeCatalog) -> None:
-    catalog = pg_make_catalog()
-    failures: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            Job.start(catalog, f"run-{number}").proven()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert len(catalog.generations()) == 4
-
-
 def test_a_fork_in_the_middle_of_a_transaction(pg_make_catalog: MakeCatalog, pg_raw: RawSql) -> None:
     """The child uses a connection of its own, and its end does not undo what the parent is writing."""
     catalog: Any = pg_make_catalog()
