@@ -133,25 +133,26 @@ def _execute(
     items = [builder.value(item.node) for item in plan.assigns]
     _check(plan, values)
     builds, fills = Filling(plan.builds), Filling(plan.fills)
-    held = sum(entry.nbytes for entry in entries)
+    held = read_bytes = sum(entry.nbytes for entry in entries)
     changed: list[str] = []
     if options.atomic and _fits(opened, held + builds.read_bytes + fills.read_bytes, options):
         builds.fill(builds.read(opened))
         memory = fills.read(opened, arena)
         options.agree()
         fills.fill(memory)
+        read_bytes += builds.read_bytes + fills.read_bytes
     else:
-        fill_through_window(opened, plan.builds, [])
+        read_bytes += fill_through_window(opened, plan.builds, [])
         options.agree()
         try:
-            fill_through_window(opened, plan.fills, changed)
+            read_bytes += fill_through_window(opened, plan.fills, changed)
         except CkptError as error:
             if changed:
                 error.add_note(f"already changed: {', '.join(changed)}")
             raise
     changed = list(dict.fromkeys(fill.path for fill in plan.fills))
     _apply(plan, values, items, changed)
-    return _Read(held + builds.nbytes + fills.nbytes, held + builds.read_bytes + fills.read_bytes)
+    return _Read(held + builds.nbytes + fills.nbytes, read_bytes)
 
 
 def _fits(opened: Opened, read_bytes: int, options: RestoreOptions) -> bool:
