@@ -128,7 +128,7 @@ def _execute(
     opened = view.opened
     nodes = [*(item.node for item in plan.assigns), *(item.node for item in plan.applies)]
     entries = wanted_entries(view, nodes, {name for item in plan.applies for name in item.made})
-    builder = Builder(view, families, read_entries(opened, entries))
+    builder = Builder(view, families, read_entries(opened, entries), marks=True)
     values = [_translated(item, builder.value(item.node, item.made)) for item in plan.applies]
     items = [builder.value(item.node) for item in plan.assigns]
     _check(plan, values)
