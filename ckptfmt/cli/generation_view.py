@@ -10,7 +10,7 @@ from typing import Any
 from ckptfmt.cli import contents as c
 from ckptfmt.cli import quantities as q
 from ckptfmt.cli.history import HistoryItem, history_table, items
-from ckptfmt.cli.listing import note_text, state_text
+from ckptfmt.cli.listing import abort_text, marks_text, state_text
 from ckptfmt.cli.output import Page, style
 from ckptfmt.cli.places import Place
 from ckptfmt.cli.resume import problem_of
@@ -220,12 +220,12 @@ def _tensors(opened: Opened) -> tuple[TensorLine, ...]:
 # -- pages ------------------------------------------------------------------------------------------
 def show_generation(page: Page, view: GenerationView, now: datetime) -> None:
     info = view.generation
-    note = note_text(info)
+    marks = marks_text(info)
     page.line(
         style(f"generation #{info.id} of run {info.run}, step {info.step}", "bold"),
         " is ",
         state_text(info),
-        f" ({note})" if note else "",
+        f" ({marks})" if marks else "",
     )
     page.facts(_facts(page, view, now))
     if view.ranks and (len(view.ranks) > 1 or info.state != "committed"):
@@ -272,6 +272,8 @@ def _facts(page: Page, view: GenerationView, now: datetime) -> list[tuple[str, s
     problem = "" if view.problem is None else page.paragraph(f"it cannot be read: {view.problem.message}", "red")
     metadata = "" if view.metadata in (None, {}) else c.cut(str(view.metadata), 400)
     return [
+        ("aborted", page.paragraph(abort_text(info), "red")),
+        ("quarantined", page.paragraph(info.quarantine_reason or "", "red")),
         ("key", info.key),
         ("folder", view.url),
         ("parent", parent if info.state == "committed" else ""),
