@@ -120,9 +120,13 @@ class Index:
         """All rows of the name that stands in ``row``."""
         return self._several.get(self.manifest.tensors.name[row]) or [row]
 
+    def rows(self, name: str) -> list[int]:
+        """Return the rows of all tensors called ``name``: one, or one for each rank that keeps its own."""
+        return self._rows(self._last[self.canonical(name)])
+
     def entries(self, name: str) -> list[TensorEntry]:
-        """Return all tensors called ``name``: one, or one for each rank that keeps its own."""
-        return [self.entry(i) for i in self._rows(self._last[self.canonical(name)])]
+        """Return the tensors of ``rows``."""
+        return [self.entry(i) for i in self.rows(name)]
 
     def entry(self, row: int) -> TensorEntry:
         """Return the tensor in row ``row`` of the manifest's table. Made once."""

@@ -145,7 +145,7 @@ def test_a_rank_that_did_not_save_kept_none() -> None:
     opened = save({1: {"w": 1, "own": PerRank(5)}}, world_size=3)
     live = {"w": 0, "own": PerRank(0)}
     for rank in (0, 2):
-        with pytest.raises(Mismatch, match=rf"own: saved rank {rank} kept none, only 1 did"):
+        with pytest.raises(Mismatch, match=rf"own: saved rank {rank} kept none, only rank 1 did"):
             restore(opened, live, rank=rank, world_size=3)
     restore(opened, live, rank=0, world_size=3, map=lambda rank: 1)
     assert live["own"].value == 5
@@ -432,7 +432,37 @@ def test_a_generation_restores_for_the_rank_of_the_environment(monkeypatch: pyte
 def test_a_tensor_that_each_rank_kept_has_no_one_value() -> None:
     generation = front(save([state(0), state(1)]))
     assert generation["w"].read().tolist() == [0, 1, 2, 3]
-    assert "loader.order" in generation
-    with pytest.raises(NotFound, match=r"kept by ranks 0, 1, each for itself: load\(rank=..., keys=...\)"):
-        generation["loader.order"]
+    own = generation["loader.order"]
+    readings: list[Callable[[], Any]] = [own.read, lambda: own[0], lambda: np.asarray(own), lambda: list(own)]
+    for read in readings:
+        with pytest.raises(Mismatch, match=r"'loader.order' of generation 1 .* no one value: ranks 0, 1 kept it"):
+            read()
+    for rank in range(2):
+        assert own.of_rank(rank).read().tolist() == own.of_rank(rank)[:].tolist() == [rank] * 3
+        assert own.of_rank(rank).ranks == (rank,)
+        assert generation["w"].of_rank(rank).read().tolist() == [0, 1, 2, 3]
+    for absent in (2, -1, True):
+        with pytest.raises(InvalidInput, match=r"'loader.order' was kept by ranks 0, 1, not by"):
+            own.of_rank(absent)
     assert generation.load(rank=1, keys="loader*")["loader"]["order"].tolist() == [1] * 3
+
+
+def test_a_mapping_of_all_tensors_those_of_each_rank_too() -> None:
+    """Who goes through a generation sees all of it, and what is one value only where there is one."""
+    states = [{"w": np.arange(4.0), "own": PerRank({"t": np.full(3, r), "u": np.ones(2 + r)})} for r in range(2)]
+    generation = front(save(states))
+    assert list(generation) == [name for name, _ in generation.items()] == [t.name for t in generation.values()]
+    assert {name: tensor.ranks for name, tensor in generation.items()} == {"w": (), "own.t": (0, 1), "own.u": (0, 1)}
+    assert sum(tensor.nbytes for tensor in generation.values()) == generation.nbytes
+    assert (generation["own.t"].shape, generation["own.t"].dtype) == ((3,), "int64")
+    assert generation["own.u"].dtype == "float64"
+    with pytest.raises(Mismatch, match="no one shape"):
+        generation["own.u"].shape  # noqa: B018
+    assert repr(generation["own.u"]) == "<StoredTensor 'own.u' float64 [2] or float64 [3], kept by ranks 0, 1>"
+    assert generation.get("own") is None
+    copied = {
+        name: [tensor.of_rank(rank).read() for rank in tensor.ranks] or tensor.read()
+        for name, tensor in generation.items()
+    }
+    assert [found.tolist() for found in copied["own.u"]] == [[1, 1], [1, 1, 1]]
+    assert copied["w"].tolist() == [0, 1, 2, 3]

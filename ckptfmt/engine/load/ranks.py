@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
 from ckptfmt.engine.load.nodes import slots_in_registered
 from ckptfmt.engine.opened import Opened
 from ckptfmt.errors import InvalidInput, Mismatch
 from ckptfmt.format import tree
+from ckptfmt.format.naming import ranks_shown, shown
 
 RankMap = Mapping[int, int | None] | Callable[[int], int | None]
 """Rank of today -> the saved rank whose own values it gets; None: nobody's, it goes on with those that it has."""
@@ -38,16 +39,15 @@ class RankView:
             return f"{slot}: kept by {self._keepers(slot)} for itself; {self._advice}"
         if slot in self.opened.slots(self.rank):
             return None
-        return (
-            f"{slot}: saved rank {self.rank} kept none, only {_listed(self.opened.keepers(slot))} did; {self._advice}"
-        )
+        keepers = ranks_shown(self.opened.keepers(slot))
+        return f"{slot}: saved rank {self.rank} kept none, only {keepers} did; {self._advice}"
 
     def _keepers(self, slot: str) -> str:
         """Who kept something under ``slot``, in words."""
         keepers = self.opened.keepers(slot)
         if len(keepers) == len(self.opened.ranks):
             return f"each of {self.opened.ranks_text}"
-        return f"rank {keepers[0]}" if len(keepers) == 1 else f"each of the ranks {_listed(keepers)}"
+        return ("" if len(keepers) == 1 else "each of the ") + ranks_shown(keepers)
 
     def slot(self, node: tree.Node) -> tree.Node:
         """What stands where ``node`` is a slot; any other node is returned as it is."""
@@ -126,12 +126,8 @@ def _mapped(opened: Opened, rank: int, map: RankMap) -> int | None:
     elif rank in map:
         saved, what = map[rank], f"map[{rank}]="
     else:
-        raise InvalidInput(f"map= says nothing of rank {rank}, only of {list(map)[:8]}")
+        raise InvalidInput(f"map= says nothing of rank {rank}, only of {shown(list(map)) or 'none'}")
     return None if saved is None else _saved(opened, saved, what)
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
 def _saved(opened: Opened, rank: int, what: str) -> int:
