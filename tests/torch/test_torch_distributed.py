@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fake_group import fake_groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -100,18 +100,8 @@ def test_boxes_are_what_torch_leaves_on_each_rank(case: Any) -> None:
 @pytest.fixture
 def ranks() -> Iterator[Any]:
     """``ranks(rank, world_size)`` makes this process one of a group that never answers."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    def become(rank: int, world_size: int) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with fake_groups() as become:
         yield become
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def mesh_of(sizes: tuple[int, ...], names: tuple[str, ...] | None = None) -> Any:
