@@ -24,6 +24,7 @@ from forked import Forked, _result
 import ckptfmt
 from ckptfmt import connect
 from ckptfmt.checkpointer import Checkpointer
+from ckptfmt.demo.processes import task_state
 from ckptfmt.errors import Fenced, SaveFailed
 from ckptfmt.repository import Repository
 from ckptfmt.testing.catalog_faults import FaultyCatalog
@@ -234,7 +235,7 @@ def rows_of(root: Path, catalog: str | None = None) -> list[dict[str, Any]]:
 
 
 def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return task_state(f"/proc/{pid}/stat") == "T"
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 30.0) -> None:
