@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +17,16 @@ from ckptfmt.engine.load.ranks import RankMap
 from ckptfmt.engine.load.restore import RestoreOptions
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import GenerationInfo, RestoreReport
-from ckptfmt.engine.save.context import LaunchContext, SaveOrder
+from ckptfmt.engine.save.context import LaunchContext
 from ckptfmt.engine.save.launch import Lease
 from ckptfmt.engine.save.outcome import find_fenced
-from ckptfmt.engine.save.session import SaveSession
-from ckptfmt.engine.save.snapshot import Planner, Snapshot, plan_state, take_snapshot
-from ckptfmt.engine.save.waiting import decide, decline
-from ckptfmt.engine.transfer import Background
 from ckptfmt.errors import CkptError, Fenced, InvalidInput
-from ckptfmt.flights import Flight, Flights
-from ckptfmt.format import layout, verdict
+from ckptfmt.flights import Flights
 from ckptfmt.pending import PendingSave, log_commit
 from ckptfmt.policy import BusyRule, Decisions, Modes
 from ckptfmt.reference import At
 from ckptfmt.restoring import Restoring
+from ckptfmt.saving import Saving
 
 if TYPE_CHECKING:
     from ckptfmt.generation import Generation
@@ -56,16 +51,13 @@ class Checkpointer:
         leave: Callable[[], None],
     ) -> None:
         self._context = context
-        self._on_busy = on_busy
         self._modes = modes
         self._decisions = decisions
         self._families = families
         self._open_row = open_row
         self._restoring = restoring
         self._leave = leave
-        self._planner = Planner()
         self._flights = Flights(lambda: Arena(self._pin), limit=modes.in_flight_max)
-        self._next_n = 0
         self._last: GenerationRecord | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -76,6 +68,16 @@ class Checkpointer:
             on_beat=self._flights.expire_overdue,
             beat_seconds=beat,
             holds=context.ranks.is_coordinator,
+        )
+        self._saving = Saving(
+            context,
+            self._flights,
+            self._lease,
+            on_busy=on_busy,
+            modes=modes,
+            decisions=decisions,
+            families=families,
+            handle=self._handle,
         )
         exits.register(self)
 
@@ -113,19 +115,7 @@ class Checkpointer:
         Give the ``sync`` of that save: what is written before ``save`` returns needs no host memory.
         """
         self._check_usable()
-        self._flights.prefaulted()
-        self._flights.land()
-        plan = plan_state(
-            state,
-            families=self._families(),
-            planner=self._planner,
-            ranks=self._context.ranks,
-            sync=sync,
-            host_bytes_max=self._modes.arena_bytes_max,
-            deferred=self._modes.freeze == "deferred",
-        )
-        if not self._flights.full:
-            self._flights.prefault(plan.arena_bytes)
+        self._saving.prepare(state, sync=sync)
 
     def save(
         self,
@@ -149,103 +139,12 @@ class Checkpointer:
         ``UnsupportedValue`` naming the path of what cannot be stored, ``OutOfSpace`` if host memory is short.
         """
         self._check_usable()
-        self._check_step(step, tags)
-        if not self._context.ranks.saves:
-            return None
-        n, self._next_n = self._next_n, self._next_n + 1
-        began = time.perf_counter()
-        order = self._order(n, step, tags)
-        try:
-            if self._on_busy == "skip" and not self._begins(order):
-                return None
-            self._flights.before_update()
-            self._flights.make_room()
-            self._lease.check()
-            self._flights.prefaulted()
-        except BaseException as error:
-            decline(self._context, order, error)
-            raise
-        busy = time.perf_counter() - began
-        if busy > 0.001:
-            order = self._order(n, step, tags)  # its time is that of the freeze
-        pending = PendingSave(key=order.key, step=step, run=self._context.run.name, open_generation=self._open_row)
-        pending.busy_seconds = busy
+        return self._saving.save(state, step=step, metadata=metadata, tags=tags, sync=sync)
+
+    def _handle(self, key: str, step: int) -> PendingSave:
+        pending = PendingSave(key=key, step=step, run=self._context.run.name, open_generation=self._open_row)
         pending.add_done_callback(self._finished)
-        try:  # an interrupt may come at any line of it
-            snapshot = self._begin(order, state, metadata, pending, sync)
-            self._decisions.saved()
-            self._lease.last_step = step if self._lease.last_step is None else max(step, self._lease.last_step)
-            self._freeze(snapshot, pending)
-        except BaseException as error:
-            under_way = self._flights.call_off(pending, error)
-            failure = pending.exception() if under_way and isinstance(error, Exception) else None
-            if failure is not None:  # writing meets the same error: it is told once
-                raise failure from failure.__cause__
-            if not under_way:
-                decline(self._context, order, error)
-            raise
         return pending
-
-    def _freeze(self, snapshot: Snapshot, pending: PendingSave) -> None:
-        pending.blocked(snapshot.freeze())
-        if snapshot.deferral is None:
-            pending.advance("frozen")
-        else:
-            pending.defer(snapshot.deferral)
-            snapshot.deferral.start(pending)
-
-    def _begin(
-        self, order: SaveOrder, state: Any, metadata: Any, pending: PendingSave, sync: Patterns | None
-    ) -> Snapshot:
-        """Take the snapshot and start to write what is final, while a device may still be copying the rest."""
-        arena = self._flights.take_arena()
-        try:
-            snapshot = take_snapshot(
-                state,
-                metadata,
-                families=self._families(),
-                planner=self._planner,
-                arena=arena,
-                ranks=self._context.ranks,
-                sync=sync,
-                host_bytes_max=self._modes.arena_bytes_max,
-                deferred=self._modes.freeze == "deferred",
-            )
-            session = SaveSession(self._context, order, snapshot, pending, earlier=self.in_flight)
-            thread = Background(session.run, name=f"ckptfmt-save-{pending.run}-{order.n}")
-        except BaseException:
-            self._flights.give_back(arena)
-            raise
-        try:
-            self._flights.start(Flight(pending, session, thread, arena))
-        except RuntimeError:  # no thread, no save: the arena is ours again once the device has ended
-            snapshot.wait()
-            self._flights.give_back(arena)
-            raise
-        return snapshot
-
-    def _order(self, n: int, step: int, tags: Sequence[str]) -> SaveOrder:
-        return SaveOrder(
-            n=n,
-            step=step,
-            key=layout.generation_key(self._context.launch.token, self._context.run.key, n),
-            tags=tuple(tags),
-            created_at=verdict.timestamp(datetime.now(UTC)),
-        )
-
-    def _begins(self, order: SaveOrder) -> bool:
-        """With ``on_busy="skip"``: whether the save begins, on all ranks that save or on none."""
-        context, busy = self._context, self._flights.full
-        request = order.request(context.commit_timeout * (1 + len(self.in_flight)))
-        if len(context.ranks.members) > 1:
-            return decide(context, request, busy=busy)
-        return bool(context.coordination.decide(request, busy=busy))
-
-    def _check_step(self, step: int, tags: Sequence[str]) -> None:
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise InvalidInput(f"save(step={step!r}): the step must be an int of at least 0")
-        if isinstance(tags, str) or not all(isinstance(tag, str) and tag for tag in tags):
-            raise InvalidInput(f"save(tags={tags!r}): give a list of non-empty strings")
 
     def _finished(self, pending: PendingSave) -> None:
         row = pending.row
@@ -289,25 +188,32 @@ class Checkpointer:
         catalog, and told in the report. ``Mismatch``, ``Corrupt`` and the rest are as of ``ckptfmt.restore``.
         """
         self._check_usable()
-        self._flights.settle()
-        self._flights.prefaulted()
-        options = RestoreOptions(
-            strict=strict,
-            cast=cast,
-            keys=keys,
-            rename=rename,
-            host_bytes_max=self._modes.host_bytes_max,
-            rank=self._context.ranks.rank,
-            world_size=self._context.ranks.world_size,
-            map=map,
-        )
-        if self._modes.host_bytes_max is not None:
+
+        def prepare() -> tuple[RestoreOptions, Arena | None]:
+            self._flights.settle()
+            self._flights.prefaulted()
+            options = RestoreOptions(
+                strict=strict,
+                cast=cast,
+                keys=keys,
+                rename=rename,
+                host_bytes_max=self._modes.host_bytes_max,
+                rank=self._context.ranks.rank,
+                world_size=self._context.ranks.world_size,
+                map=map,
+            )
+            if self._modes.host_bytes_max is None:
+                return options, self._flights.idle_arena()
             self._flights.drop_arenas()  # what is read may take all of it
-        arena = self._flights.idle_arena() if self._modes.host_bytes_max is None else None
-        report = self._restoring.fill(into, at, options, fallback=fallback, arena=arena)
+            return options, None
+
+        report = self._restoring.fill(into, at, prepare, fallback=fallback)
         if report is not None:
             self._last = self._restoring.record(report)
-            self._flights.prefault()
+            if self._context.ranks.saves:
+                self._flights.prefault()
+            else:
+                self._flights.drop_arenas()  # no snapshot will lie there
         return report
 
     def _pin(self, memory: memoryview) -> Callable[[], None]:
@@ -340,12 +246,13 @@ class Checkpointer:
 
     def _shut(self) -> None:
         self._closed = True
-        self._flights.prefaulted()
-        self._leave()
-        self._lease.close()
-        self._decisions.close()
-        self._flights.drop_arenas()
-        exits.forget(self)
+        with ExitStack() as ends:  # from the last to the first, also where an interrupt ends one of them
+            ends.callback(exits.forget, self)
+            ends.callback(self._flights.drop_arenas)
+            ends.callback(self._decisions.close)
+            ends.callback(self._lease.close)
+            ends.callback(self._leave)
+            ends.callback(self._flights.prefaulted)
 
     def __enter__(self) -> Checkpointer:
         return self

@@ -8,6 +8,7 @@ copied.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -22,12 +23,12 @@ from ckptfmt.engine.load.restore import RestoreOptions
 from ckptfmt.engine.reports import RestoreReport
 from ckptfmt.engine.save.boards import Looks, await_posts, post_within
 from ckptfmt.engine.save.context import LaunchContext
-from ckptfmt.engine.save.outcome import as_data
+from ckptfmt.engine.save.outcome import as_data, words
 from ckptfmt.errors import CkptError, NotFound
 from ckptfmt.ports.coordination import COMMON, Board, Body, Failure, RankFailed
 from ckptfmt.ports.records import GenerationRecord
 from ckptfmt.reference import At
-from ckptfmt.restoring import Restoring, is_damage
+from ckptfmt.restoring import Prepare, Restoring, is_damage
 
 if TYPE_CHECKING:
     from ckptfmt.generation import Generation
@@ -60,15 +61,24 @@ class JointRestoring(Restoring):
         self._row: GenerationRecord | None = None
         self._candidates: list[GenerationRecord] = []
         self._damage = False
+        self._topics: list[str] = []
+        """Those whose messages may still stand."""
 
-    def fill(
-        self, into: Any, at: At, options: RestoreOptions, *, fallback: bool, arena: Arena | None
-    ) -> RestoreReport | None:
-        """As with one rank. Raises on every rank what kept one of them from reading, naming it."""
+    def fill(self, into: Any, at: At, prepare: Prepare, *, fallback: bool) -> RestoreReport | None:
+        """As with one rank. Raises on every rank what kept one of them from reading, naming it.
+
+        A call counts on every rank alike, also where it is refused.
+        """
         call, self._calls = self._calls, self._calls + 1
+        try:
+            options, arena = prepare()
+        except BaseException as error:
+            self._refuse(call, at, error)
+            raise
         unreadable: list[int] = []
         while True:
-            topic = f"restore/{call}/{len(unreadable)}"
+            topic = _topic(call, len(unreadable))
+            self._topics.append(topic)
             choice = self._choose(topic, len(unreadable), at, fallback)
             if choice is None:
                 return None
@@ -76,6 +86,7 @@ class JointRestoring(Restoring):
             fault, own, report = self._attempt(topic, choice, row, into, options, arena)
             if report is not None:
                 self._row = row
+                self._forget_before(topic)
                 return self._fell_back(report, unreadable) if unreadable else report
             if fault is None:
                 raise AssertionError("neither a report nor a fault")
@@ -84,13 +95,43 @@ class JointRestoring(Restoring):
             log.error("run %r: generation %d cannot be restored: %s", row.run, row.id, fault["failure"]["text"])
             unreadable.append(row.id)
 
+    def _refuse(self, call: int, at: At, error: BaseException) -> None:
+        """This rank takes no part, and has read nothing: the others are not to wait for it."""
+        failure = Failure(self._context.ranks.rank, "restore", type(error).__name__, words(error))
+        self._topics.append(_topic(call, 0))
+        try:
+            if self._context.ranks.is_coordinator:
+                body = _choice(at, fault=dataclasses.asdict(failure))
+                until = time.monotonic() + _TELL_SECONDS
+                post_within(self._board, f"{_topic(call, 0)}/choice", COMMON, body, until=until)
+                return
+            for number in itertools.count():
+                stands = self._post_fault(_topic(call, number), failure, damage=False)["fault"]
+                if stands is None or not stands["damage"]:
+                    return  # else the others may go on, to the generation before
+        except CkptError as lost:
+            error.add_note(f"the other ranks could not be told: {lost}")
+
+    def _forget_before(self, topic: str) -> None:
+        """Every rank has read what ``topic`` is about, so that it knows all that came before."""
+        old, self._topics = [before for before in self._topics if before != topic], [topic]
+        if not self._context.ranks.is_coordinator:
+            return
+        try:
+            for before in old:
+                for what in ("choice", "verdict"):
+                    self._board.forget(f"{before}/{what}", [COMMON])
+                self._board.forget(f"{before}/read", self._context.ranks.every)
+        except CkptError as error:
+            log.info("messages about earlier restores stay: %s", error)
+
     # -- the choice -----------------------------------------------------------------------------------
     def _choose(self, topic: str, number: int, at: At, fallback: bool) -> Body | None:
         """What all ranks are to restore; None: nothing was ever committed, all start afresh."""
         until = time.monotonic() + WAIT_SECONDS
-        wanted = "" if at is None else str(at)
+        wanted = _choice(at)["at"]
         if self._context.ranks.is_coordinator:
-            body = self._choice(number, wanted, at, fallback)
+            body = self._choice(number, at, fallback)
             choice = post_within(self._board, f"{topic}/choice", COMMON, body, until=until)
         else:
             found = await_posts(self._board, f"{topic}/choice", [COMMON], until=until)
@@ -108,8 +149,8 @@ class JointRestoring(Restoring):
             raise self._told(failure, "cannot restore")
         return None if choice["row"] is None else choice
 
-    def _choice(self, number: int, wanted: str, at: At, fallback: bool) -> Body:
-        choice: dict[str, Any] = {"fault": None, "at": wanted, "row": None, "more": False, "fallback": fallback}
+    def _choice(self, number: int, at: At, fallback: bool) -> Body:
+        choice = _choice(at, fallback=fallback)
         try:
             if number == 0:
                 self._candidates = self._all_candidates(at, fallback)
@@ -245,3 +286,14 @@ class JointRestoring(Restoring):
         if self._row is None:
             raise AssertionError("nothing was restored")
         return self._row
+
+
+def _topic(call: int, number: int) -> str:
+    """Of the ``number``-th generation that a call tries."""
+    return f"restore/{call}/{number}"
+
+
+def _choice(at: At, *, fallback: bool = False, fault: Body | None = None) -> dict[str, Any]:
+    """Nothing to restore, or with ``fault`` why nothing can be."""
+    wanted = "" if at is None else str(at)
+    return {"fault": fault, "at": wanted, "row": None, "more": False, "fallback": fallback}

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ckptfmt")
 
+Prepare = Callable[[], tuple[RestoreOptions, Arena | None]]
+"""Makes ready to restore, or raises why this rank cannot: options, and host memory for what is read."""
+
 
 class Restoring:
     """Restores generations of one run into live states."""
@@ -45,11 +48,10 @@ class Restoring:
         self._open_row = open_row
         self._open_at = open_at
 
-    def fill(
-        self, into: Any, at: At, options: RestoreOptions, *, fallback: bool, arena: Arena | None
-    ) -> RestoreReport | None:
+    def fill(self, into: Any, at: At, prepare: Prepare, *, fallback: bool) -> RestoreReport | None:
         """From the wanted generation; or with ``fallback``, and nothing named by ``at``, the newest that is readable.
         None only if the run never had any and none is named."""
+        options, arena = prepare()
         if at is None and self._never_committed():
             return None  # nothing was ever committed: a fresh start
         if at is not None or not fallback:

@@ -212,6 +212,12 @@ def eventually(what: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
+def set_commit_timeout(checkpointer: Checkpointer, seconds: float) -> None:
+    """Of the saves to come."""
+    saving = checkpointer._saving
+    saving._context = dataclasses.replace(saving._context, commit_timeout=seconds)
+
+
 def named(suffix: str) -> Callable[[Call], bool]:
     """Condition of a fault: the key ends in ``suffix``."""
     return lambda call: call.key.endswith(suffix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from error_chain import chain_of
-from lifecycle_rig import Place, assert_state, ended, eventually, named, state_of
+from lifecycle_rig import Place, assert_state, ended, eventually, named, set_commit_timeout, state_of
 
 import ckptfmt
 from ckptfmt.checkpointer import Checkpointer
@@ -243,8 +242,8 @@ def test_an_unknown_outcome_does_not_block_the_saves_after_it(place: Place, op: 
     with process.checkpointer() as checkpointer:
         checkpointer.save(state_of(0), step=0)
         checkpointer.wait()
-        patient = checkpointer._context
-        checkpointer._context = dataclasses.replace(patient, commit_timeout=HURRY)
+        patient = checkpointer._context.commit_timeout
+        set_commit_timeout(checkpointer, HURRY)
         outage = Fault(error=unreachable, times=None)
 
         def begin_outage() -> BaseException:
@@ -257,7 +256,7 @@ def test_an_unknown_outcome_does_not_block_the_saves_after_it(place: Place, op: 
         error = pending.exception(timeout=20)
         assert isinstance(error, OutcomeUnknown) or (error is None and (op, timing) == ("commit", "after"))
         process.catalog.heal()
-        checkpointer._context = patient
+        set_commit_timeout(checkpointer, patient)
         later = checkpointer.save(state_of(2), step=2)
         assert later is not None
         assert_state(later.result().load(), 2)
@@ -302,7 +301,7 @@ def test_a_writer_that_hangs_fails_in_time_and_commits_nothing_when_it_comes_bac
     row = process.row()
     assert (row.state, row.abort_stage) == (State.ABORTED, "persist")
 
-    checkpointer._context = _patient(checkpointer._context)
+    set_commit_timeout(checkpointer, 30.0)
     later = checkpointer.save(state_of(2), step=2)
     assert later is not None
     assert_state(later.result().load(), 2)
@@ -314,10 +313,6 @@ def test_a_writer_that_hangs_fails_in_time_and_commits_nothing_when_it_comes_bac
     assert_state(process.repository.latest().load(), 2)
     process.repository.gc(dry_run=False)
     assert [row.state for row in process.rows()] == [State.DELETED, State.COMMITTED]
-
-
-def _patient(context: Any) -> Any:
-    return dataclasses.replace(context, commit_timeout=30.0)
 
 
 @pytest.mark.parametrize("where", ["r00000.part.json", ".json.zst"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from error_chain import chain_of
-from lifecycle_rig import Place, assert_state, ended, run_child, state_of
+from lifecycle_rig import Place, assert_state, ended, run_child, set_commit_timeout, state_of
 
 import ckptfmt
 from ckptfmt.engine import plan as plans
@@ -186,7 +185,7 @@ def test_a_backend_that_hangs_does_not_hang_the_caller(place: Place, op: str) ->
         assert time.monotonic() - began < 5
         process.backend.heal()
         # The writer still hangs, with the memory that it reads.
-        checkpointer._context = dataclasses.replace(checkpointer._context, commit_timeout=60.0)
+        set_commit_timeout(checkpointer, 60.0)
         assert_state(save(checkpointer, state_of(3, LARGE), 3, None).result().load(), 3, LARGE)
         hold.set()
     assert_state(process.repository.latest("run").load(), 3, LARGE)

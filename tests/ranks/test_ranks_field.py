@@ -29,7 +29,7 @@ from field_cases import assert_every_case_has_tests
 from meeting_rig import WORLD, Job, Rank, assert_saved, rows_of, save_and_wait
 
 import ckptfmt
-from ckptfmt import checkpointer as front
+from ckptfmt import saving
 from ckptfmt.testing.faults import Fault
 
 Start = Callable[..., Job]
@@ -147,7 +147,7 @@ def test_wall_clocks_that_are_hours_off(start: Start, root: Path) -> None:
         off, real = HOURS[rank.rank], time.time
         ShiftedClock.hours = off
         time.time = lambda: real() + 3600 * off
-        front.datetime = ShiftedClock  # type: ignore[misc,assignment,attr-defined]
+        saving.datetime = ShiftedClock  # type: ignore[misc,assignment,attr-defined]
         with rank.checkpointer() as checkpointer:
             before = checkpointer.restore(rank.state(9))
             base = 0 if before is None else before.step
