@@ -14,6 +14,7 @@ from typing import TypeVar
 from ckptfmt.engine import verdicts
 from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.site import Site
+from ckptfmt.engine.transfer import IO_THREADS, run_all
 from ckptfmt.errors import (
     BackendError,
     CatalogError,
@@ -38,6 +39,8 @@ log = logging.getLogger("ckptfmt")
 T = TypeVar("T")
 Noted = Callable[[CkptError], None]
 """Told of each error of a call that is repeated."""
+_PARTS_AT_ONCE = 64
+"""So many parts are in memory as they are stored."""
 _LISTED_FROM = 64
 """So many packs are found faster by one listing than one by one."""
 _PROOF_SECONDS = 3.0
@@ -50,29 +53,45 @@ def _unnoted(error: CkptError) -> None:
 
 def read_parts(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -> list[Part]:
     """Read every rank's part and compare it with the digest that the rank acknowledged."""
-    folder = verdicts.folder_of(row)
-    parts: list[Part] = []
     reader = PartReader()
-    for rank in sorted(ranks, key=lambda record: record.rank):
-        if rank.part_name is None or rank.part_digest is None:
-            raise SaveFailed(
-                f"generation {row.id}: rank {rank.rank} has not acknowledged its part",
-                stage="merge",
-                rank=rank.rank,
-                key=row.key,
-                generation_id=row.id,
-            )
-        key = f"{folder}/{rank.part_name}"
-        stored = site.backend.read(key, limit=PART_BYTES_MAX)
-        if manifest_digest(stored) != rank.part_digest:
-            raise Corrupt(
-                f"{site.backend.url}: {key} differs from the part that rank {rank.rank} acknowledged "
-                f"(generation {row.id})",
-                object=key,
-            )
-        with held_back():
-            parts.append(reader.read(stored))
+    parts: list[Part] = []
+    ordered = sorted(ranks, key=lambda record: record.rank)
+    for at in range(0, len(ordered), _PARTS_AT_ONCE):
+        for stored in _stored_parts(site, row, ordered[at : at + _PARTS_AT_ONCE]):
+            with held_back():
+                parts.append(reader.read(stored))
     return parts
+
+
+def _stored_parts(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -> list[bytes]:
+    """The bytes of some parts, several under way at once: a distant place answers none of them soon."""
+    found = [b""] * len(ranks)
+
+    def read(number: int) -> None:
+        found[number] = _stored_part(site, row, ranks[number])
+
+    tasks = [lambda number=number: read(number) for number in range(len(ranks))]
+    run_all(tasks, threads=IO_THREADS, name="ckptfmt-parts")
+    return found
+
+
+def _stored_part(site: Site, row: GenerationRecord, rank: RankRecord) -> bytes:
+    if rank.part_name is None or rank.part_digest is None:
+        raise SaveFailed(
+            f"generation {row.id}: rank {rank.rank} has not acknowledged its part",
+            stage="merge",
+            rank=rank.rank,
+            key=row.key,
+            generation_id=row.id,
+        )
+    key = f"{verdicts.folder_of(row)}/{rank.part_name}"
+    stored = site.backend.read(key, limit=PART_BYTES_MAX)
+    if manifest_digest(stored) != rank.part_digest:
+        raise Corrupt(
+            f"{site.backend.url}: {key} differs from the part that rank {rank.rank} acknowledged (generation {row.id})",
+            object=key,
+        )
+    return stored
 
 
 def check_packs(site: Site, folder: str, manifest: Manifest) -> None:
