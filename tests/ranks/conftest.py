@@ -11,6 +11,7 @@ from meeting_rig import PLACES, WORLD, Job, Rank, save_and_wait, store_agent
 from quick_catalogs import quick_catalogs
 
 import ckptfmt
+from ckptfmt.engine.save import meeting
 
 
 @pytest.fixture
@@ -43,6 +44,12 @@ def start(root: Path, place: str, request: pytest.FixtureRequest) -> Callable[..
         return Job(root, place, world=world, agent=port)
 
     return make
+
+
+@pytest.fixture
+def nobody_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coordinators whose ranks are dead do not wait for them at the end."""
+    monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.5)
 
 
 @pytest.fixture(scope="session")

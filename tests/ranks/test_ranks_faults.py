@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,10 +25,13 @@ from meeting_rig import (
 )
 
 import ckptfmt
-from ckptfmt.engine.save import meeting
+from ckptfmt.engine.save import waiting
+from ckptfmt.errors import CatalogError
+from ckptfmt.ports.coordination import COMMON, STORE_GONE, Board
 from ckptfmt.testing.faults import Call, Fault
 
 Start = Callable[..., Job]
+pytestmark = pytest.mark.usefixtures("nobody_stays")
 
 
 @pytest.fixture(params=["catalog", pytest.param("c10d", marks=pytest.mark.slow)])
@@ -40,12 +44,6 @@ HURRY: Final = 3.0
 """The commit timeout of saves that are to fail, in seconds."""
 BOUND: Final = HURRY + 2 * HURRY / 2 + 8
 """Deadline, the margins of the others and of the coordinator, and what a busy machine adds."""
-
-
-@pytest.fixture(autouse=True)
-def nobody_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Coordinators whose ranks are dead do not wait for them at the end."""
-    monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.5)
 
 
 def mostly_slow(names: Iterable[str], *quick: str) -> list[Any]:
@@ -216,23 +214,103 @@ def test_a_rank_that_never_saves_is_named_at_the_deadline(start: Start, root: Pa
         assert outcome["seconds"] < BOUND
 
 
-def test_the_store_dies_with_rank_zero(root: Path) -> None:
-    """Its clients lose their board: they ask the catalog themselves, and are bounded still."""
+def is_gone(board: Board) -> bool:
+    try:
+        board.peek("anything", [COMMON])
+    except CatalogError as error:
+        return error.kind == STORE_GONE
+    return False
+
+
+@pytest.mark.parametrize(
+    ("moment", "blamed", "row"),
+    [
+        ("opening", None, ("writing", None)),
+        ("writing", None, ("aborted", None)),
+        ("acknowledged", 0, ("aborted", 0)),
+    ],
+)
+def test_the_store_dies_with_rank_zero(
+    root: Path, moment: str, blamed: int | None, row: tuple[str, int | None]
+) -> None:
+    """Its clients lose their board: they ask the catalog themselves, are bounded still, and blame nobody who lives."""
     job = Job(root, "c10d")
 
     def body(rank: Rank) -> Any:
-        faults = [Fault("write_at", error=rank.die)] if rank.rank == 0 else []
-        with rank.checkpointer(*faults, commit_timeout=HURRY) as checkpointer:
+        def dies() -> BaseException:
+            wait_until(lambda: moment == "opening" or len(list(root.glob("begun-*"))) == WORLD)
+            wait_until(lambda: moment != "acknowledged" or len(list(root.glob("staged-*"))) == WORLD - 1)
+            return rank.die()
+
+        mine = Fault("make_folder" if moment == "opening" else "write_at", error=dies)
+        theirs = Fault("write_at", hold=threading.Event(), times=1 if moment == "writing" else 0)
+        with rank.checkpointer(theirs if rank.rank else mine, commit_timeout=HURRY) as checkpointer:
             (root / f"there-{rank.rank}").touch()
             wait_until(lambda: len(list(root.glob("there-*"))) == WORLD)
-            return save_and_wait(checkpointer, rank.state(1), 1)
+            pending = checkpointer.save(rank.state(1), step=1)
+            assert pending is not None
+            if moment != "opening":
+                wait_until(lambda: pending.generation_id is not None)
+                (root / f"begun-{rank.rank}").touch()
+                if moment == "acknowledged":
+                    wait_until(lambda: pending.stage != "frozen")
+                    (root / f"staged-{rank.rank}").touch()
+                wait_until(lambda: is_gone(checkpointer._context.coordination._board))  # type: ignore[attr-defined]
+                assert theirs.hold is not None
+                theirs.hold.set()
+            return outcome_of(lambda: pending.result(60))
 
     outcomes = job.run_some(body)
     assert outcomes[0] is None
     for outcome in outcomes[1:]:
-        assert outcome["id"] is None
+        assert (outcome["id"], outcome["rank"]) == (None, blamed), outcome
         assert outcome["seconds"] < BOUND
-    assert [row["state"] for row in rows_of(root)] in (["aborted"], ["writing"])
+        assert "store is gone, and with it perhaps the rank that held it" in outcome["text"]
+    assert [(found["state"], found["abort_rank"]) for found in rows_of(root)] == [row]
+
+
+def test_a_save_that_no_rank_aborted_is_blamed_on_none(root: Path) -> None:
+    """It finds its generation aborted while it writes."""
+
+    def body(rank: Rank) -> Any:
+        def aborted(call: Call) -> bool:
+            (row,) = rank.catalog.generations(run="run")
+            fence = checkpointer._context.launch.fence
+            rank.catalog.abort(row.id, stage="persist", rank=None, reason="the store is gone", fence=fence)
+            return False
+
+        with rank.checkpointer(Fault("write_at", nth=1, when=aborted)) as checkpointer:
+            return save_and_wait(checkpointer, rank.state(1), 1)
+
+    (outcome,) = Job(root, "catalog", world=1).run(body)
+    assert (outcome["id"], outcome["rank"], outcome["stage"]) == (None, None, "persist")
+    assert "the store is gone" in outcome["text"]
+
+
+def test_storage_that_hangs_at_the_proof_keeps_no_rank(
+    start: Start, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generation is committed, and the coordinator hangs in C5, as do the ranks that would do it in its place."""
+    monkeypatch.setattr(waiting, "_PROOF_SECONDS", 0.3)
+
+    def body(rank: Rank) -> Any:
+        proof = Fault("create", hold=threading.Event(), times=None, when=key_ends("COMMIT.json"))
+        assert proof.hold is not None
+        with rank.checkpointer(proof, commit_timeout=HURRY) as checkpointer:
+            try:
+                outcome = save_and_wait(checkpointer, rank.state(1), 1)
+                (root / f"told-{rank.rank}").touch()
+                wait_until(lambda: len(list(root.glob("told-*"))) == WORLD)
+            finally:
+                proof.hold.set()
+            return outcome, proof.fired
+
+    results = start().run(body)
+    for outcome, _ in results:
+        assert outcome["id"] is not None, outcome  # committed: the proof is left to `recover`
+        assert outcome["seconds"] < BOUND
+    assert sum(fired for _, fired in results) >= 1
+    assert [row["state"] for row in rows_of(root)] == ["committed"]
 
 
 def test_an_older_launch_of_many_ranks_is_fenced(start: Start, root: Path) -> None:
@@ -271,9 +349,12 @@ def test_the_rest_of_an_aborted_save_is_swept_without_touching_what_others_write
         faults = [Fault("finish", error=lambda: OSError(28, "full"))] if rank.rank == 1 else []
         with rank.checkpointer(*faults, commit_timeout=20) as checkpointer:
             first = save_and_wait(checkpointer, rank.state(1), 1)
-            return first["rank"], save_and_wait(checkpointer, rank.state(2), 2)["id"] is not None
+            listed = rank.backend.counts["list"]
+            return first["rank"], save_and_wait(checkpointer, rank.state(2), 2)["id"] is not None, listed
 
-    assert start().run(body) == [[1, True]] * WORLD
+    results = start().run(body)
+    assert [result[:2] for result in results] == [[1, True]] * WORLD
+    assert [listed for _, _, listed in results][1:] == [0] * (WORLD - 1)  # each would see what all have written
     failed, kept = rows_of(root)
     names = {path.name for path in (root / "runs").rglob(f"{failed['key']}/*")}
     assert {name for name in names if name.startswith("r00001")} == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import time
@@ -14,22 +15,17 @@ from meeting_rig import WORLD, Job, Rank, rows_of, state_of, wait_until, whole_o
 
 import ckptfmt
 from ckptfmt import joint_restore
-from ckptfmt.engine.save import meeting
 from ckptfmt.errors import CatalogError, CkptError, Corrupt, Unavailable
 from ckptfmt.testing.faults import Call, Fault
 
 Start = Callable[..., Job]
+pytestmark = pytest.mark.usefixtures("nobody_stays")
 
 
 @pytest.fixture(params=["catalog", pytest.param("c10d", marks=pytest.mark.slow)])
 def place(request: pytest.FixtureRequest) -> str:
     """Where the ranks meet: in the store, too, in the slow suite."""
     return str(request.param)
-
-
-@pytest.fixture(autouse=True)
-def nobody_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.5)
 
 
 @pytest.fixture
@@ -54,7 +50,12 @@ def live_of(rank: Rank) -> dict[str, Any]:
 
 
 def facts_of(live: dict[str, Any]) -> dict[str, Any]:
-    return {"w": live["w"].local.sum(), "b": int(live["b"].sum()), "own": live["own"].value, "step": live["step"]}
+    digests = {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in arrays_of(live).items()}
+    return {**digests, "own": live["own"].value, "step": live["step"]}
+
+
+def arrays_of(live: dict[str, Any]) -> dict[str, Any]:
+    return {"w": live["w"].local, "b": live["b"]}
 
 
 def expected(seed: int, rank: int) -> dict[str, Any]:
@@ -168,11 +169,12 @@ def test_when_no_generation_can_be_read_all_say_so(start: Start, saved: list[int
     def body(rank: Rank) -> Any:
         broken = Fault("read_into", error=lambda: Corrupt("flipped", object="a pack"), times=None, when=in_pack)
         with rank.checkpointer(*([broken] if rank.rank == 1 else [])) as checkpointer:
+            live = live_of(rank)
             with pytest.raises(Corrupt):
-                checkpointer.restore(live_of(rank), fallback=True)
-            return True
+                checkpointer.restore(live, fallback=True)
+            return facts_of(live)
 
-    assert start().run(body) == [True] * WORLD
+    assert start().run(body) == [expected(77, rank) for rank in range(WORLD)]
 
 
 def test_a_state_that_does_not_fit_on_one_rank_is_told_to_all(start: Start, saved: list[int]) -> None:
@@ -183,6 +185,7 @@ def test_a_state_that_does_not_fit_on_one_rank_is_told_to_all(start: Start, save
                 live["other"] = 5
             with pytest.raises(ckptfmt.Mismatch) as caught:
                 checkpointer.restore(live)
+            assert facts_of(live) == expected(77, rank.rank)
             return told(caught.value)
 
     for rank, said in enumerate(start().run(body)):
@@ -232,8 +235,10 @@ def test_a_rank_that_never_restores_is_named(start: Start, saved: list[int], mon
             if rank.rank == 2:
                 time.sleep(4)
                 return None
+            live = live_of(rank)
             with pytest.raises(CkptError, match="rank 2") as caught:
-                checkpointer.restore(live_of(rank))
+                checkpointer.restore(live)
+            assert facts_of(live) == expected(77, rank.rank)
             return str(caught.value)
 
     results = start().run(body)

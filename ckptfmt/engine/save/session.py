@@ -288,8 +288,8 @@ class SaveSession:
                 return cause
             cause = cause.__cause__ or cause
         failure = self._failure(text, kind)
-        if isinstance(cause, RankFailed) and cause.failure.rank is not None:
-            failure.stage, failure.rank = cause.failure.stage, cause.failure.rank
+        if isinstance(cause, RankFailed):
+            failure.stage, failure.rank = cause.failure.stage, cause.failure.rank  # None: of no rank
         elif is_store_gone(cause):
             failure.rank = None  # this rank only noticed
         failure.__cause__ = cause

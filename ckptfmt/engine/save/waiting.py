@@ -118,14 +118,13 @@ def await_verdict(context: LaunchContext, row: GenerationRecord, patience: Patie
 
 def _silence(context: LaunchContext, row: GenerationRecord) -> RankFailed:
     """Name the ranks that said nothing; if all have acknowledged, the coordinator is the silent one."""
+    limit, unseen = f"within {context.commit_timeout:g} s", ""
     try:
         silent = context.coordination.silent(row)
     except CkptError as error:
-        silent = []
-        log.warning("generation %d of run %r: who is silent cannot be seen: %s", row.id, row.run, error)
-    limit = f"within {context.commit_timeout:g} s"
+        silent, unseen = [], f"; which ranks are silent cannot be seen: {error}"
     if not silent:
-        return RankFailed(Failure(context.ranks.coordinator, "merge", "", f"it did not commit {limit}"))
+        return RankFailed(Failure(context.ranks.coordinator, "merge", "", f"it did not commit {limit}{unseen}"))
     text = f"it did not acknowledge its part {limit}"
     if len(silent) > 1:
         text += f"; nor did {ranks_shown(silent[1:])}"
