@@ -156,15 +156,22 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def store_agent() -> Iterator[int]:
-    """The port of a store that outlives the ranks."""
+def store_process() -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a store and tells its port."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", AGENT], stdin=pipe, stdout=pipe, text=True) as agent:
         try:
-            assert agent.stdout is not None
-            yield int(agent.stdout.readline())
+            yield agent
         finally:
             agent.kill()
+
+
+@contextlib.contextmanager
+def store_agent() -> Iterator[int]:
+    """The port of a store that outlives the ranks."""
+    with store_process() as agent:
+        assert agent.stdout is not None
+        yield int(agent.stdout.readline())
 
 
 def free_port() -> int:

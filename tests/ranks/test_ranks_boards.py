@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from meeting_rig import AGENT, is_stopped, wait_until
+from meeting_rig import is_stopped, store_process, wait_until
 
 import ckptfmt
 from ckptfmt.engine.save.boards import CatalogBoard, PatientBoard, await_posts
@@ -104,12 +103,8 @@ def test_waiting_ends_with_the_last_message_or_in_time(board: Board) -> None:
 
 @pytest.fixture
 def server() -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", AGENT], stdin=pipe, stdout=pipe, text=True) as agent:
-        try:
-            yield agent
-        finally:
-            agent.kill()
+    with store_process() as agent:
+        yield agent
 
 
 @pytest.mark.slow
@@ -147,7 +142,7 @@ def test_a_store_that_is_gone_is_known_at_once(server: subprocess.Popen[str]) ->
     board = PatientBoard(StoreBoard(store, "p", world_size=WORLD))
     board.post("a", 0, {"n": 1})
     server.kill()
-    server.wait()
+    server.wait(30)
     for _ in range(3):
         began = time.monotonic()
         with pytest.raises(CatalogError) as caught:

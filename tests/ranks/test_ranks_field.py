@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 from field_cases import assert_every_case_has_tests
-from meeting_rig import WORLD, Job, Rank, assert_saved, rows_of, save_and_wait
+from meeting_rig import WORLD, Job, Rank, assert_saved, rows_of, save_and_wait, wait_until
 
 import ckptfmt
 from ckptfmt import saving
@@ -58,26 +58,24 @@ def test_what_a_rank_sees_of_a_folder_decides_nothing(start: Start, root: Path) 
 @pytest.mark.slow
 def test_one_rank_alone_saves_in_vain_and_all_can_go_on(start: Start, root: Path) -> None:
     def body(rank: Rank) -> Any:
-        with rank.checkpointer(commit_timeout=1.5) as checkpointer:
-            alone = save_and_wait(checkpointer, rank.state(1), 1) if rank.rank == 0 else None
-            together = None
-            if rank.rank == 0:
-                together = save_and_wait(checkpointer, rank.state(2), 2)
-            else:
-                time.sleep(4)
-                late = checkpointer.save(rank.state(1), step=1)
-                assert late is not None
-                assert late.exception(30) is not None  # it was aborted long ago
-                together = save_and_wait(checkpointer, rank.state(2), 2)
-            return alone, together
+        with rank.checkpointer(commit_timeout=4) as checkpointer:
+            if rank.rank:
+                wait_until((root / "in-vain").exists)
+            first = save_and_wait(checkpointer, rank.state(1), 1)
+            (root / "in-vain").touch()
+            (root / f"knows-{rank.rank}").touch()
+            wait_until(lambda: len(list(root.glob("knows-*"))) == WORLD)
+            return first, save_and_wait(checkpointer, rank.state(2), 2)["id"]
 
     results = start().run(body)
     alone = results[0][0]
     assert (alone["id"], alone["rank"]) == (None, 1)
     assert "ranks 2, 3" in alone["text"]
-    rows = rows_of(root)
-    assert rows[0]["state"] in ("aborted", "deleted")
-    assert all(together["id"] in (None, rows[-1]["id"]) for _, together in results)
+    assert [late["id"] for late, _ in results[1:]] == [None] * (WORLD - 1)  # it was aborted long ago
+    first, second = rows_of(root)
+    assert (first["state"], second["state"]) == ("aborted", "committed")
+    assert [id for _, id in results] == [second["id"]] * WORLD
+    assert_saved(root, 2, WORLD)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from meeting_rig import WORLD, Job, Rank, assert_saved, rows_of, save_and_wait
+from meeting_rig import WORLD, Job, Rank, assert_saved, rows_of, save_and_wait, wait_until
 from postgres_rig import PostgresServer, migrated_database, postgres_server
 
 import ckptfmt
@@ -75,16 +75,11 @@ def test_the_server_is_killed_and_comes_back(
     reached, back = tmp_path / "reached", tmp_path / "back"
     who, where, named = MOMENTS[moment]
 
-    def hold() -> None:
-        reached.touch()
-        until = time.monotonic() + 30
-        while not back.exists() and time.monotonic() < until:
-            time.sleep(0.02)
-
     def held(call: Call) -> bool:
         wanted = named.get("when", lambda call: True)(call)
         if wanted and not reached.exists():
-            hold()
+            reached.touch()
+            wait_until(back.exists)
         return False
 
     def body(rank: Rank) -> Any:
@@ -97,10 +92,7 @@ def test_the_server_is_killed_and_comes_back(
             return save_and_wait(checkpointer, rank.state(1), 1)
 
     ranks = start().start(body)
-    until = time.monotonic() + 30
-    while not reached.exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(reached.exists)
     server.kill()
     back.touch()
     time.sleep(0.7)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meeting_rig import WORLD, Job, Rank, assert_saved, outcome_of, rows_of, save_and_wait, state_of
+from meeting_rig import WORLD, Job, Rank, assert_saved, outcome_of, rows_of, save_and_wait, state_of, wait_until
 
 import ckptfmt
 from ckptfmt.engine.save import meeting
@@ -20,14 +20,35 @@ from ckptfmt.testing.faults import Fault
 Start = Callable[..., Job]
 
 
+def lines() -> list[str]:
+    """What this process logs from now on."""
+    found: list[str] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    logger = logging.getLogger("ckptfmt")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Lines())
+    return found
+
+
 def test_four_ranks_save_one_generation(start: Start, root: Path) -> None:
     def body(rank: Rank) -> Any:
+        logged = lines()
         with rank.checkpointer() as checkpointer:
             outcomes = [save_and_wait(checkpointer, rank.state(step), step) for step in (1, 2, 3)]
             assert checkpointer.last_committed is not None
-            return outcomes, checkpointer.last_committed.id, os.getpid()
+            last = checkpointer.last_committed.id
+        commits = [line for line in logged if "committed: stall" in line]
+        (root / f"logged-{rank.rank}").write_text("\n".join(commits))
+        return outcomes, last, os.getpid()
 
     results = start().run(body)
+    logged = [(root / f"logged-{rank}").read_text().splitlines() for rank in range(WORLD)]
+    assert [line.partition(" committed")[0] for line in logged[0]] == [f"run #{n} step {n}" for n in (1, 2, 3)]
+    assert logged[1:] == [[]] * (WORLD - 1)  # one line per commit, on the coordinator
     ids = [[outcome["id"] for outcome in outcomes] for outcomes, _, _ in results]
     assert ids == [ids[0]] * WORLD
     assert [last for _, last, _ in results] == [ids[0][-1]] * WORLD
@@ -203,14 +224,12 @@ def test_a_second_process_for_a_rank_is_refused(root: Path) -> None:
         with rank.checkpointer() as checkpointer:
             if rank.rank == 1:
                 (root / "joined").touch()
-            while not (root / "done").exists():
-                time.sleep(0.02)
+            wait_until((root / "done").exists)
             return checkpointer.last_committed is None
 
     started = job.start(first)
     try:
-        while not (root / "joined").exists():
-            time.sleep(0.02)
+        wait_until((root / "joined").exists)
         with ckptfmt.open(root) as repository, pytest.raises(Conflict, match="rank 1") as caught:
             repository.checkpointer("run", rank=1, world_size=2, launch=job.token)
         assert caught.value.kind == "rank_taken"
