@@ -7,6 +7,7 @@ under way would hold up a rendezvous or a collective of the training. No call of
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -94,4 +95,10 @@ def default_board(prefix: str, *, world_size: int) -> StoreBoard | None:
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() != world_size:
         return None
     store: Any = dist.distributed_c10d._get_default_store()
-    return StoreBoard(store.clone(), f"ckptfmt/{prefix}", world_size=world_size)
+    return StoreBoard(store.clone(), f"ckptfmt/{_start()}/{prefix}", world_size=world_size)
+
+
+def _start() -> str:
+    """Which start of its processes this is for a launcher that keeps one store for all of them: what an earlier start
+    left there is not for this one. torchrun counts them from 0, but not those at which ranks only come or go."""
+    return f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{dist.get_world_size()}"

@@ -128,11 +128,14 @@ class Job:
         return [Forked(partial(self._run, body, rank)) for rank in range(self.world)]
 
     def _run(self, body: Body, number: int) -> Any:
+        return self.guarded(body, Rank(self, number))
+
+    def guarded(self, body: Body, rank: Rank) -> Any:
+        """What ``rank`` does in its process, for a limited time."""
         os.environ["OMP_NUM_THREADS"] = "1"
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         faulthandler.register(signal.SIGALRM, chain=True)  # a rank that hangs says where
         signal.alarm(LIMIT_SECONDS)
-        rank = Rank(self, number)
         rank.join_group()
         return body(rank)
 
