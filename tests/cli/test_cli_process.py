@@ -248,7 +248,7 @@ def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckptfmt.demo.main.run_chaos", fake)
     assert run("demo", "there", "--keep").out == "training\n"
     result = run("demo", "--chaos", "2m", "--json")
-    assert (result.json(), result.err) == ({"report": "demo", "steps": 7}, "training\n")
+    assert (result.json(), result.err) == ({"steps": 7}, "training\n")
     assert calls == [("there", True), (120.0, None, False)]
 
 
@@ -265,7 +265,7 @@ def test_demo_of_many_ranks_gets_its_options(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("ckptfmt.demo.ranks.main.run_ranks_demo", fake)
     result = run("demo", "there", "--ranks", "4", "--catalog", "postgresql://db/x", "--json")
-    assert result.json() == {"report": "demo_ranks", "ranks": 4}
+    assert result.json() == {"ranks": 4}
     (told,) = calls
     assert told.pop("echo")
     assert told == {"directory": "there", "ranks": 4, "catalog": "postgresql://db/x", "keep": False}
