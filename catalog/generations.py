@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckptfmt.catalog import packs, retention
-from ckptfmt.catalog.free_text import storable
+from ckptfmt.catalog.free_text import as_kept
 from ckptfmt.catalog.queries import generations as queries
 from ckptfmt.catalog.snapshot import from_json
 from ckptfmt.catalog.transaction import Transaction, actor, lock_generation, move, record
@@ -65,7 +65,6 @@ def abort(
     """``writing|durable -> aborted``; the first reason is kept."""
     if not stage or not reason:
         raise InvalidInput(f"abort of generation {generation_id} needs a stage and a reason")
-    reason = storable(reason)
     run, row = lock_generation(tx, generation_id, fence=fence)
     if row.commit_seq is not None:
         raise Conflict(
@@ -136,6 +135,7 @@ def holder_of_seq(tx: Transaction, run: RunRecord, facts: AdoptFacts) -> int | N
 
 
 def _manifest(facts: DurableFacts) -> dict[str, Any]:
+    facts = as_kept(facts)
     return {
         "manifest_name": facts.manifest_name,
         "manifest_digest": facts.manifest_digest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ckptfmt.catalog.free_text import storable
+from ckptfmt.catalog.free_text import as_kept
 from ckptfmt.catalog.queries import generations as queries
 from ckptfmt.catalog.transaction import Transaction
 from ckptfmt.errors import Conflict, InvalidInput, NotFound
@@ -37,6 +37,7 @@ class _Known(NamedTuple):
 def report(tx: Transaction, generation_id: int, reports: Sequence[RankReport]) -> None:
     """Note all of the reports, or none. Rows of ranks are not under the run's lock, and there is no event."""
     _check(generation_id, reports)
+    reports = list(map(as_kept, reports))
     state = queries.state_of(tx.session, tx.repository_id, generation_id)
     known = {} if state is None else _known(tx, generation_id, reports)
     changed = []
@@ -90,7 +91,8 @@ def _is_news(generation_id: int, state: State, known: _Known, one: RankReport) -
         )
     if known.state in _ENDED:
         raise Conflict(
-            f"rank {one.rank} of generation {generation_id} is {known.state} already: it cannot become {one.state}"
+            f"rank {one.rank} of generation {generation_id} is {known.state} already: it cannot become {one.state}",
+            kind="rank_ended",
         )
     return True
 
@@ -107,5 +109,5 @@ def _row(generation_id: int, known: _Known, one: RankReport) -> dict[str, Any]:
         "stall_seconds": known.stall_seconds if one.stall_seconds is None else one.stall_seconds,
         "write_seconds": known.write_seconds if one.write_seconds is None else one.write_seconds,
         "retries": one.retries,
-        "error": known.error if one.error is None else storable(one.error),
+        "error": known.error if one.error is None else one.error,
     }

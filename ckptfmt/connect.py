@@ -229,11 +229,12 @@ def _check_governs(site: Site, sql: Catalog, claim: verdict.CatalogClaim | None,
     governing.check_governs(site, sql, claim)
     if not writing:
         return
-    moved = sql.root_url() != site.backend.url
+    last = sql.root_url()
+    moved = last != site.backend.url
     if moved:
-        _check_not_copied(site, sql)
+        _check_not_copied(site, sql, last)
         if is_postgres(sql.url):  # its last place may be on a host from here unseen
-            moved_root.require_latest(site)
+            moved_root.require_latest(site, last)
     location: governing.Location = "embedded" if is_embedded(site.backend, sql.url) else "external"
     governing.claim_missing(site, sql, claim, location=location)
     contradictions.require_none(site)
@@ -241,12 +242,12 @@ def _check_governs(site: Site, sql: Catalog, claim: verdict.CatalogClaim | None,
         sql.moved_to(site.backend.url)
 
 
-def _check_not_copied(site: Site, sql: Catalog) -> None:
-    """A root that was copied must not write to the catalog of the original (spec/decisions/010-copied-roots.md).
+def _check_not_copied(site: Site, sql: Catalog, known: str) -> None:
+    """A root that was copied must not write to the catalog of the original, whose URL is ``known`` there
+    (spec/decisions/010-copied-roots.md).
 
     A copy of an embedded catalog is a file of its own, through which nothing of the original can be reached.
     """
-    known = sql.root_url()
     if not _governs_elsewhere(site, sql, known):
         return
     if is_embedded(site.backend, sql.url) and not is_same_catalog_file(known, site.backend):

@@ -18,6 +18,7 @@ from ckptfmt.errors import Corrupt, FormatError, NotCommitted, NotFound
 from ckptfmt.format import layout, tree, verdict
 from ckptfmt.format.index import Index
 from ckptfmt.format.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest, manifest_digest
+from ckptfmt.format.trees import TreeTexts
 from ckptfmt.ports.records import GenerationRecord
 
 
@@ -46,7 +47,7 @@ class Opened:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that saved it, ascending."""
+        """The ranks of the job that saved it, ascending. Those that were no members of the save kept nothing."""
         return tuple(row.rank for row in self.manifest.ranks)
 
     @property
@@ -57,6 +58,12 @@ class Opened:
         """What ``rank`` kept for itself, by slot."""
         with self._told():
             return self.manifest.trees.slots_of(rank)
+
+    def keepers(self, slot: str | None = None) -> list[int]:
+        """The ranks that kept something for themselves, ascending: under ``slot``, or under any. No tree is read."""
+        trees = self.manifest.trees
+        kept = trees.slot_texts() if isinstance(trees, TreeTexts) else trees.per_rank
+        return sorted(int(rank) for rank, slots in kept.items() if (slots if slot is None else slot in slots))
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -133,6 +133,7 @@ def merged_manifest(site: Site, row: GenerationRecord, *, parent: str | None) ->
             repository=site.repository,
             run=row.run,
             members=[record.rank for record in ranks],
+            world_size=row.world_size,
         )
     check_packs(site, verdicts.folder_of(row), sound.manifest)
     return sound
@@ -205,13 +206,21 @@ def _require_not_aborted(site: Site, row: GenerationRecord, error: Conflict) -> 
         found = verdicts.read_commit(site.backend, folder)
     except (FormatError, BackendError):
         return
-    if found is not None and found.verdict == "aborted" and verdicts.belongs(found, site, row):
-        raise Conflict(
-            f"generation {row.id} of run {row.run!r} is committed in the catalog, but {site.backend.url}: "
-            f"{folder}/{layout.COMMIT} says that it was aborted ({found.reason}): the catalog was put back from a "
-            f"copy; run `ckptfmt db rebuild --merge {site.backend.url}`",
-            kind="disproved",
-        ) from error
+    told = None if found is None else disproof(site, row, found)
+    if told is not None:
+        raise told from error
+
+
+def disproof(site: Site, row: GenerationRecord, found: verdict.Commit) -> Conflict | None:
+    """What to raise where the verdict on storage, ``found``, says that this committed generation was aborted."""
+    if found.verdict != "aborted" or not verdicts.belongs(found, site, row):
+        return None
+    return Conflict(
+        f"generation {row.id} of run {row.run!r} is committed in the catalog, but {site.backend.url}: "
+        f"{verdicts.folder_of(row)}/{layout.COMMIT} says that it was aborted ({found.reason}): the catalog was put "
+        f"back from a copy; run `ckptfmt db rebuild --merge {site.backend.url}`",
+        kind="disproved",
+    )
 
 
 def create_hint(site: Site, run_key: str, key: str, *, epoch: int, seq: int) -> None:

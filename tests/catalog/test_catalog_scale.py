@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ckptfmt.catalog.open import open_catalog
 from ckptfmt.catalog.snapshot import SqliteSession
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog
-from ckptfmt.testing.catalogs import REPOSITORY, Job
+from ckptfmt.testing.catalogs import REPOSITORY, Job, MakeCatalog
 
 
 def _open(path: Path, mode: Any = "r") -> Catalog:
@@ -108,3 +109,22 @@ def test_the_views_answer_at_scale(full: Path) -> None:
         assert time.perf_counter() - started < 2, name
         assert len(rows) <= 1
     assert len(catalog.view("stalls")) == 10_000
+
+
+def test_reused_packs_are_looked_up_once_for_each_generation(
+    make_catalog: MakeCatalog, seen: list[tuple[str, dict[str, Any]]]
+) -> None:
+    catalog = make_catalog()
+    job = Job.start(catalog, world_size=100)
+    base = job.committed()
+    asked = []
+    for reused in (1, 100):
+        generation = job.written(reused)
+        facts = job.facts(generation)
+        packs = [*job.facts(base).packs[:reused], *facts.packs[reused:]]
+        seen.clear()
+        catalog.mark_durable(generation.id, replace(facts, packs=packs), fence=job.fence)
+        asked.append(len(seen))
+        catalog.commit(generation.id, fence=job.fence)
+        assert catalog.packs(generation.id) == sorted(packs, key=lambda pack: (pack.generation_key, pack.name))
+    assert asked[1] <= asked[0]

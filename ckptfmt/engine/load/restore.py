@@ -128,30 +128,31 @@ def _execute(
     opened = view.opened
     nodes = [*(item.node for item in plan.assigns), *(item.node for item in plan.applies)]
     entries = wanted_entries(view, nodes, {name for item in plan.applies for name in item.made})
-    builder = Builder(view, families, read_entries(opened, entries))
+    builder = Builder(view, families, read_entries(opened, entries), marks=True)
     values = [_translated(item, builder.value(item.node, item.made)) for item in plan.applies]
     items = [builder.value(item.node) for item in plan.assigns]
     _check(plan, values)
     builds, fills = Filling(plan.builds), Filling(plan.fills)
-    held = sum(entry.nbytes for entry in entries)
+    held = read_bytes = sum(entry.nbytes for entry in entries)
     changed: list[str] = []
     if options.atomic and _fits(opened, held + builds.read_bytes + fills.read_bytes, options):
         builds.fill(builds.read(opened))
         memory = fills.read(opened, arena)
         options.agree()
         fills.fill(memory)
+        read_bytes += builds.read_bytes + fills.read_bytes
     else:
-        fill_through_window(opened, plan.builds, [])
+        read_bytes += fill_through_window(opened, plan.builds, [])
         options.agree()
         try:
-            fill_through_window(opened, plan.fills, changed)
+            read_bytes += fill_through_window(opened, plan.fills, changed)
         except CkptError as error:
             if changed:
                 error.add_note(f"already changed: {', '.join(changed)}")
             raise
     changed = list(dict.fromkeys(fill.path for fill in plan.fills))
     _apply(plan, values, items, changed)
-    return _Read(held + builds.nbytes + fills.nbytes, held + builds.read_bytes + fills.read_bytes)
+    return _Read(held + builds.nbytes + fills.nbytes, read_bytes)
 
 
 def _fits(opened: Opened, read_bytes: int, options: RestoreOptions) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import InvalidInput
@@ -57,7 +57,8 @@ class Ranks:
         return range(self.world_size)
 
 
-ALONE = Ranks()
+ALONE: Final = Ranks()
+"""The ranks of a launch of one process."""
 
 
 @dataclass(frozen=True)
