@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckptfmt.engine.tiers import Tiers
 from ckptfmt.ports.backend import Backend
 from ckptfmt.ports.catalog import Catalog
 
@@ -16,6 +17,8 @@ class Site:
     backend: Backend
     catalog: Catalog | None
     read_only: bool = False
+    tiers: Tiers = Tiers()
+    """Beside the durable one, where some were opened."""
 
     def sql(self) -> Catalog:
         """The catalog, for callers that only exist where there is one."""
