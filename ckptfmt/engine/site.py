@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckptfmt.engine.tiers import Tiers
 from ckptfmt.ports.backend import Backend
@@ -17,7 +17,7 @@ class Site:
     backend: Backend
     catalog: Catalog | None
     read_only: bool = False
-    tiers: Tiers = Tiers()
+    tiers: Tiers = field(default_factory=Tiers)
     """Beside the durable one, where some were opened."""
 
     def sql(self) -> Catalog:
