@@ -122,6 +122,22 @@ class RestoreReport(Report):
     """Ids of newer generations that could not be read (``fallback=True``)."""
     amplification: float = 1.0
     """Bytes of the chunks that were read over ``nbytes``: 1.0 unless this rank needed only parts of chunks."""
+    sources: tuple[ReadFrom, ...] = ()
+    """The tiers that they came from, nearest first."""
+    damaged: tuple[Problem, ...] = ()
+    """What was read from another place instead: one entry for each object."""
+    retries: int = 0
+    """How often a chunk was read once more from the same place, because it differed from its digest, and was right."""
+
+
+@dataclass(frozen=True)
+class ReadFrom(Report):
+    """One tier that gave bytes."""
+
+    role: str
+    """``durable``, ``stage`` or ``replica``."""
+    url: str
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -134,6 +150,8 @@ class Problem(Report):
     message: str
     tensor: str | None = None
     offset: int | None = None
+    tier: str | None = None
+    """URL of the tier on which that object is; None: the place that was opened."""
 
 
 @dataclass(frozen=True)
