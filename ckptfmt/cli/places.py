@@ -69,9 +69,12 @@ class Place:
         if self.connection.folder:
             if self.reference.run is not None:
                 raise InvalidInput(f"{self.url} is the folder of one generation: leave out #{self.reference.run}")
-            return open_folder(self.site)
-        wanted = parse_at(self.reference.at)
-        return open_wanted(self.site, self.reference.run, Wanted(wanted.id, wanted.step, wanted.tag))
+            opened = open_folder(self.site)
+        else:
+            wanted = parse_at(self.reference.at)
+            opened = open_wanted(self.site, self.reference.run, Wanted(wanted.id, wanted.step, wanted.tag))
+        opened.require_packs()
+        return opened
 
 
 @contextmanager

@@ -84,9 +84,17 @@ class Opened:
         return Nearest(self.site)
 
     def require_packs(self) -> None:
-        """Every pack is on some tier with its length: ``NotFound`` or ``Corrupt`` naming those that are on none."""
+        """Every pack is on some tier with its length: ``NotFound`` or ``Corrupt`` naming those that are on none.
+
+        They are looked at once.
+        """
+        _ = self._has_packs
+
+    @cached_property
+    def _has_packs(self) -> bool:
         with self.noting_damage():
             self.nearest.require(self.folder, self.manifest)
+        return True
 
     @contextmanager
     def noting_damage(self) -> Iterator[None]:
@@ -138,15 +146,15 @@ def open_row(site: Site, row: GenerationRecord) -> Opened:
     return opened
 
 
-def open_proven(site: Site, folder: str, commit: verdict.Commit) -> Opened:
-    """Open what COMMIT.json proves, without a catalog.
+def open_proven(site: Site, folder: str, commit: verdict.Commit, *, stands: bool = False) -> Opened:
+    """Open what COMMIT.json proves, without a catalog. ``stands``: it is known to have no tombstone.
 
     Where a request costs a round trip packs are not looked at before they are read: an inference host reads few of
     them, and what is gone or too short is told by the first read.
     """
     if commit.verdict != "committed" or commit.manifest is None:
         raise NotCommitted(f"{folder or site.backend.url}: generation {commit.id} was aborted: {commit.reason}")
-    if verdicts.is_retired(site.backend, folder, commit.key):
+    if not stands and verdicts.is_retired(site.backend, folder, commit.key):
         raise NotCommitted(
             f"{folder or site.backend.url}: generation {commit.id} of run {commit.run!r} was retired; "
             "its bytes may be gone"
