@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckptfmt.catalog import packs, retention
-from ckptfmt.catalog.free_text import as_kept
+from ckptfmt.catalog.free_text import as_kept, storable
 from ckptfmt.catalog.queries import generations as queries
 from ckptfmt.catalog.snapshot import from_json
 from ckptfmt.catalog.transaction import Transaction, actor, lock_generation, move, record
@@ -142,7 +142,7 @@ def _manifest(facts: DurableFacts) -> dict[str, Any]:
         "manifest_bytes": facts.manifest_bytes,
         "nbytes": facts.nbytes,
         "parent_key": facts.parent_key,
-        "tiers": tuple(sorted(set(facts.tiers))),
+        "tiers": tuple(sorted(set(map(storable, facts.tiers)))),
     }
 
 

@@ -21,15 +21,13 @@ WHERE u.generation_id = :generation
   AND NOT EXISTS (SELECT 1 FROM replicas AS x WHERE x.pack_id = k.id AND x.tier_id = :tier)
 ORDER BY k.name LIMIT 3
 """
-_IN_FOLDER = """
-SELECT k.id FROM packs AS k
-WHERE k.repository_id = :repository AND k.generation_key = :key AND (:name IS NULL OR k.name = :name)
-"""
-_NO_LONGER_WHOLE = f"""
+_IN_FOLDER = "SELECT k.id FROM packs AS k WHERE k.repository_id = :repository AND k.generation_key = :key"
+_NAMED = " AND k.name = :name"
+_NO_LONGER_WHOLE = """
 DELETE FROM replicated_generations WHERE tier_id = :tier AND (generation_id = :generation
-  OR generation_id IN (SELECT u.generation_id FROM generation_packs AS u WHERE u.pack_id IN ({_IN_FOLDER})))
+  OR generation_id IN (SELECT u.generation_id FROM generation_packs AS u WHERE u.pack_id IN ({packs})))
 """
-_DROP = f"DELETE FROM replicas WHERE tier_id = :tier AND pack_id IN ({_IN_FOLDER})"
+_DROP = "DELETE FROM replicas WHERE tier_id = :tier AND pack_id IN ({packs})"
 _KEPT = (State.DURABLE, State.COMMITTED)
 
 
@@ -89,9 +87,11 @@ def drop(tx: Transaction, generation_id: int, tier: str, *, names: Sequence[str]
     """The tier holds these packs of the generation's folder no longer, nor whole what refers to them."""
     run, row = lock_generation(tx, generation_id)
     folder = {"tier": tiers.id_of(tx, tier), "repository": tx.repository_id, "key": row.key}
+    packs = _IN_FOLDER if names is None else _IN_FOLDER + _NAMED
     whole = dropped = 0
     for name in [None] if names is None else names:
-        whole += tx.session.execute(_NO_LONGER_WHOLE, **folder, name=name, generation=generation_id)
-        dropped += tx.session.execute(_DROP, **folder, name=name)
+        given = folder if name is None else {**folder, "name": name}
+        whole += tx.session.execute(_NO_LONGER_WHOLE.format(packs=packs), **given, generation=row.id)
+        dropped += tx.session.execute(_DROP.format(packs=packs), **given)
     if dropped or whole:
         record(tx, run.id, "drop", generation_id=row.id, detail={"tier": tier, "packs": dropped})
