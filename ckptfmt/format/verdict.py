@@ -178,6 +178,11 @@ def decode_repair(data: bytes) -> Repair:
     return _decode(data, Repair, "the repair")
 
 
+def tiers_of(value: Commit) -> tuple[str, ...]:
+    """The tiers beside the durable one that held all packs when the verdict was given."""
+    return () if isinstance(value.tiers, msgspec.UnsetType) else value.tiers
+
+
 def timestamp(moment: datetime) -> str:
     """Return an aware time as these objects write it: UTC, microseconds, ``Z``. ``InvalidInput`` if it is naive."""
     if moment.tzinfo is None:
@@ -245,7 +250,9 @@ def _check_commit(value: Commit, what: str) -> None:
     facts = (value.manifest, value.commit_seq, value.committed_at)
     if value.verdict == "committed" and (None in facts or value.reason is not None):
         raise FormatError(f"{what} says committed without manifest, commit_seq and committed_at, or with a reason")
-    if value.verdict == "aborted" and (facts != (None, None, None) or value.reason is None or value.tiers):
+    if value.verdict == "aborted" and (facts != (None, None, None) or value.reason is None or tiers_of(value)):
         raise FormatError(f"{what} says aborted without a reason, or with what only a committed generation has")
+    if list(tiers_of(value)) != sorted(set(tiers_of(value))):
+        raise FormatError(f"{what} names tiers twice or out of order")
     if value.manifest is not None:
         validate_plain_name(value.manifest.name)

@@ -313,7 +313,10 @@ def test_a_commit_without_tiers_is_what_it_was() -> None:
     data = verdict.encode_commit(Commit(**COMMITTED))
     assert b"tiers" not in data
     assert verdict.decode_commit(data).tiers is msgspec.UNSET
-    for tiers in ((), ("x",), (TIER,) * 65):
+    assert verdict.tiers_of(Commit(**COMMITTED)) == ()
+    assert verdict.tiers_of(Commit(**COMMITTED, tiers=(TIER,))) == (TIER,)
+    many = tuple(f"{n:08d}{TIER[8:]}" for n in range(65))
+    for tiers in ((), ("x",), (TIER, TIER), (TIER, UUID), many):
         with pytest.raises(InvalidInput):
             verdict.encode_commit(Commit(**COMMITTED, tiers=tiers))
     with pytest.raises(InvalidInput):

@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ckptfmt.engine import process, protocol, verdicts
 from ckptfmt.engine.keep import absentees
@@ -235,12 +236,13 @@ def _facts(site: Site, row: GenerationRecord, found: verdict.Commit) -> AdoptFac
     ref = found.manifest
     if opened.info.committed_at is None:
         raise FormatError(f"{site.backend.url}/{folder}: a committed verdict without a time")
+    durable = protocol.durable_facts(opened.manifest, row.key, ref.name, ref.digest, ref.bytes)
     return AdoptFacts(
         commit_seq=found.commit_seq,
         committed_at=opened.info.committed_at,
         commit_fence=found.fence,
         epoch=found.epoch,
-        durable=protocol.durable_facts(opened.manifest, row.key, ref.name, ref.digest, ref.bytes),
+        durable=replace(durable, tiers=verdict.tiers_of(found)),
     )
 
 
