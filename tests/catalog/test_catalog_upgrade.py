@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import second_revision
 from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
 from ckptfmt.catalog import repair, sqlite_database, upgrade
+from ckptfmt.catalog.clock import to_text
 from ckptfmt.catalog.database import database_of
 from ckptfmt.catalog.open import open_catalog
 from ckptfmt.catalog.revision import HEAD
@@ -281,3 +284,24 @@ def test_a_catalog_of_the_first_revision_is_upgraded(tmp_path: Path) -> None:
     catalog = open_catalog(url, repository=REPOSITORY, display_url="/c", mode="w", create=True)
     assert Job.start(catalog).proven().commit_seq == 1
     assert upgrade.check(url).problems == ()
+
+
+def test_a_catalog_of_the_second_revision_is_upgraded(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/catalog.sqlite"
+    with database_of(url).migrating() as (connection, _):
+        command.upgrade(upgrade.alembic_config(connection), "0002")
+
+    def run(sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as connection, connection:
+            return connection.execute(sql, {name: to_text(value) for name, value in parameters.items()}).fetchall()
+
+    before = second_revision.fill(run)
+    run("CREATE VIEW mine AS SELECT run, stall_seconds FROM stalls", {})
+    assert upgrade.upgrade(url) == HEAD
+    second_revision.check(run, before)
+    (problem,) = upgrade.check(url).problems
+    assert "view mine is none of ckptfmt's" in problem
+    assert run("SELECT * FROM mine", {}) == [("llama", 0.5), ("llama", 0.5)]
+    second_revision.check_goes_on(
+        open_catalog(url, repository=REPOSITORY, display_url="/ckpts", mode="w", create=False)
+    )
