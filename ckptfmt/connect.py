@@ -69,9 +69,7 @@ def backend_for(
 
         _options(None, options, scheme)
         return MemoryBackend(rest)
-    raise InvalidInput(
-        f"{text}: no backend for the scheme {scheme!r}; this version stores in local folders (a path or file://...)"
-    )
+    return _fsspec(text, options, create)
 
 
 def _posix(path: str, options: Mapping[str, Any] | None, create: bool) -> Backend:
@@ -80,6 +78,26 @@ def _posix(path: str, options: Mapping[str, Any] | None, create: bool) -> Backen
     if not path:
         raise InvalidInput("an empty path is no repository: give a folder")
     backend = PosixBackend(path, _options(PosixOptions, options, "file"))
+    if create:
+        backend.create_root()
+    return backend
+
+
+def _fsspec(url: str, options: Mapping[str, Any] | None, create: bool) -> Backend:
+    """Any other URL. What ``storage_options`` holds beyond our own names is for the file system to know."""
+    from ckptfmt.backends import fsspec_opening
+    from ckptfmt.backends.fsspec_backend import FsspecBackend, FsspecOptions
+
+    scheme, shown = url.partition("://")[0], fsspec_opening.shown(url)
+    if not fsspec_opening.is_known(scheme):
+        raise InvalidInput(
+            f"{shown}: no backend for the scheme {scheme!r}; give a path, file://..., or a URL that fsspec knows"
+        )
+    given = dict(options or {})
+    ours = {name: given.pop(name) for name in FsspecOptions.__struct_fields__ if name in given}
+    wanted = _options(FsspecOptions, ours, scheme)
+    fs, root = fsspec_opening.open_file_system(url, given)
+    backend = FsspecBackend(fs, root, shown, wanted)
     if create:
         backend.create_root()
     return backend
