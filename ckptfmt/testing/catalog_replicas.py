@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from threading import Barrier
 
 import pytest
 
@@ -250,6 +252,31 @@ class ReplicaCases:
         assert (lag["generations_behind"], lag["bytes_behind"]) == (0, 0)
         catalog.drop_replicas(generation.id, COPY)
         assert catalog.replicas(generation.id) == []
+
+    def test_many_copy_to_one_tier_at_once(self, make_catalog: MakeCatalog) -> None:
+        """Whoever comes first makes the tier known; ranks of one generation note their packs beside each other."""
+        catalog = make_catalog()
+        job = Job.start(catalog, world_size=4)
+        shared = job.proven()
+        barrier = Barrier(4)
+
+        def work(rank: int) -> int:
+            mine = make_catalog()
+            other = Job.start(mine, f"run-{rank}")
+            barrier.wait(30)
+            tier = mine.ensure_tier(COPY, role="replica", url=f"s3://copy/{rank}", host=None)
+            name = f"r{rank:05d}-p000.safetensors"
+            for step in range(3):
+                other.replicated(other.proven(step))
+                mine.note_replicas(shared.id, COPY, [ReplicaPack(shared.key, name, name)])
+            return tier.id
+
+        with ThreadPoolExecutor(4) as pool:
+            (id,) = set(pool.map(work, range(4)))
+        assert [tier.id for tier in catalog.tiers()] == [id]
+        catalog.mark_replicated(shared.id, COPY)
+        assert {row["generations_behind"] for row in catalog.view("replica_lag")} == {0}
+        assert len(catalog.view("replica_lag")) == 5
 
     # -- what it lacks -------------------------------------------------------------------------
     def test_view_replica_lag(self, make_catalog: MakeCatalog, raw: RawSql) -> None:
