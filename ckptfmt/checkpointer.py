@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +212,8 @@ class Checkpointer:
                 host_bytes_max=self._modes.arena_bytes_max,
                 deferred=self._modes.freeze == "deferred",
             )
-            session = SaveSession(self._context, order, snapshot, pending, earlier=self.in_flight)
+            freed = partial(self._flights.freed, arena)
+            session = SaveSession(self._context, order, snapshot, pending, earlier=self.in_flight, freed=freed)
             thread = Background(session.run, name=f"ckptfmt-save-{pending.run}-{order.n}")
         except BaseException:
             self._flights.give_back(arena)

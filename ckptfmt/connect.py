@@ -47,6 +47,7 @@ class Connection:
         self.closed = True
         if self.site.catalog is not None:
             self.site.catalog.close()
+        self.site.tiers.close()
         self.site.backend.close()
 
 
@@ -304,14 +305,17 @@ def _governs_elsewhere(site: Site, sql: Catalog, url: str) -> bool:
         return False
     if marker is None or marker.repository != site.repository or claim is None:
         return False
-    return claim.catalog == sql.identity().uuid and not _is_same_folder(other.url, site.backend.url)
+    return claim.catalog == sql.identity().uuid and not is_same_place(other.url, site.backend.url)
 
 
-def _is_same_folder(one: str, other: str) -> bool:
+def is_same_place(one: str, other: str) -> bool:
     """Whether two URLs lead to one root, be it through links or mounts."""
     if one == other or not (one.startswith("file:") and other.startswith("file:")):
         return one == other
-    return os.path.samefile(root_path(one), root_path(other))
+    try:
+        return os.path.samefile(root_path(one), root_path(other))
+    except FileNotFoundError:
+        return False
 
 
 def is_same_catalog_file(url: str, backend: Backend) -> bool:

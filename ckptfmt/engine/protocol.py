@@ -170,6 +170,7 @@ def durable_facts(manifest: Manifest, key: str, name: str, digest: str, nbytes: 
         manifest_bytes=nbytes,
         nbytes=manifest.nbytes,
         parent_key=manifest.parent,
+        tiers=tuple(manifest.tiers or ()),
         packs=tuple(
             PackRecord(
                 generation_key=key if pack.generation is None else pack.generation,

@@ -19,6 +19,8 @@ class Site:
     read_only: bool = False
     tiers: Tiers = field(default_factory=Tiers)
     """Beside the durable one, where some were opened."""
+    bytes_max: int | None = None
+    """Of the packs of all generations that are not deleted."""
 
     def sql(self) -> Catalog:
         """The catalog, for callers that only exist where there is one."""
