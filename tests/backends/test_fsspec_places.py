@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from forked import Forked
 from fsspec.implementations.dirfs import DirFileSystem
-from fsspec_rig import PASSWORD, PlainFiles, SftpServer, StreamStore, sftp_server
+from fsspec_rig import PASSWORD, PlainFiles, SftpServer, StreamStore, library, sftp_server
 
 import ckptfmt
 from ckptfmt.backends.fsspec_backend import FsspecBackend, FsspecOptions
@@ -143,11 +143,9 @@ def test_an_sftp_server_syncs_before_the_object_has_its_name(library: str, tmp_p
 @contextlib.contextmanager
 def by_sftp(library: str, server: SftpServer, options: FsspecOptions) -> Iterator[FsspecBackend]:
     if library == "sshfs":
-        fs = pytest.importorskip("sshfs", reason="the test extra installs it").SSHFileSystem(
-            **server.options, skip_instance_cache=True
-        )
+        fs = library("sshfs").SSHFileSystem(**server.options, skip_instance_cache=True)
     else:
-        sftp = pytest.importorskip("fsspec.implementations.sftp", reason="the test extra installs paramiko")
+        sftp = library("fsspec.implementations.sftp")
         fs = sftp.SFTPFileSystem(**server.options, skip_instance_cache=True)
     yield FsspecBackend(fs, "/root", "sftp://127.0.0.1/root", options)
     if library == "paramiko":
