@@ -30,7 +30,7 @@ class SftpServer:
     """asyncssh's own server, which has the extensions of OpenSSH; with ``extensions=False`` not those that we use."""
 
     def __init__(self, folder: Path, *, extensions: bool = True) -> None:
-        asyncssh = library("asyncssh")
+        asyncssh = wheel_module("asyncssh")
         self.folder = folder
         self.port = 0
         self._loop = asyncio.new_event_loop()
@@ -155,7 +155,7 @@ class PlainFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
         os.replace(path1, path2)
 
 
-def library(name: str) -> Any:
+def wheel_module(name: str) -> Any:
     """A module of a wheel of the test extra: in CI it has to be there."""
     if os.environ.get("CI") == "true":
         return importlib.import_module(name)
@@ -211,7 +211,7 @@ def s3_options(port: int) -> dict[str, Any]:
 
 def s3_bucket_made(port: int, bucket: str) -> Callable[[], bool]:
     """Whether a bucket could be made and written to: the first good answer of a server."""
-    s3fs = library("s3fs")
+    s3fs = wheel_module("s3fs")
     fs = s3fs.S3FileSystem(**s3_options(port), skip_instance_cache=True)
 
     def ready() -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from fsspec_rig import PlainFiles, SftpServer, library, sftp_server
+from fsspec_rig import PlainFiles, SftpServer, sftp_server, wheel_module
 
 from ckptfmt.backends.fsspec_backend import FsspecBackend, FsspecOptions
 from ckptfmt.connect import backend_for
@@ -85,7 +85,7 @@ class TestSshfs(OnDisk):
 class TestParamiko(OnDisk):
     @pytest.fixture
     def backend(self, server: SftpServer, tmp_path: Path) -> Iterator[Backend]:
-        sftp = library("fsspec.implementations.sftp")
+        sftp = wheel_module("fsspec.implementations.sftp")
         self.root = server.folder / tmp_path.name
         fs = sftp.SFTPFileSystem(**server.options, skip_instance_cache=True)
         backend = FsspecBackend(fs, f"/{tmp_path.name}", f"sftp://127.0.0.1/{tmp_path.name}")

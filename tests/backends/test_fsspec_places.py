@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from forked import Forked
 from fsspec.implementations.dirfs import DirFileSystem
-from fsspec_rig import PASSWORD, PlainFiles, SftpServer, StreamStore, library, sftp_server
+from fsspec_rig import PASSWORD, PlainFiles, SftpServer, StreamStore, sftp_server, wheel_module
 
 import ckptfmt
 from ckptfmt.backends.fsspec_backend import FsspecBackend, FsspecOptions
@@ -143,9 +143,9 @@ def test_an_sftp_server_syncs_before_the_object_has_its_name(library: str, tmp_p
 @contextlib.contextmanager
 def by_sftp(library: str, server: SftpServer, options: FsspecOptions) -> Iterator[FsspecBackend]:
     if library == "sshfs":
-        fs = library("sshfs").SSHFileSystem(**server.options, skip_instance_cache=True)
+        fs = wheel_module("sshfs").SSHFileSystem(**server.options, skip_instance_cache=True)
     else:
-        sftp = library("fsspec.implementations.sftp")
+        sftp = wheel_module("fsspec.implementations.sftp")
         fs = sftp.SFTPFileSystem(**server.options, skip_instance_cache=True)
     yield FsspecBackend(fs, "/root", "sftp://127.0.0.1/root", options)
     if library == "paramiko":
