@@ -115,10 +115,13 @@ def _begin(connection: connect.Connection, run: str, order: LaunchOrder) -> Chec
 
 
 def _stager(site: Site, run: RunRecord, ranks: Ranks) -> Stager | None:
+    """The stage of this rank, freed of what older launches left."""
     tier = site.tiers.stage
-    if tier is None:
+    if tier is None or not ranks.saves:
         return None
-    return Stager(tier, StageKeeper(tier, site.sql(), run.key, ranks.rank), site.sql(), ranks.rank)
+    keeper = StageKeeper(tier, site.sql(), run.key, ranks.rank)
+    keeper.clean()
+    return Stager(tier, keeper, site.sql(), ranks.rank)
 
 
 def _decisions(order: LaunchOrder, flag: PreemptionFlag, meeting: Meeting) -> Decisions:

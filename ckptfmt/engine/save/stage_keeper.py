@@ -62,14 +62,14 @@ class StageKeeper:
         """The verdict on a save of this launch: clean."""
         with self._lock:
             self._own[row.key] = (row.state, row.commit_seq)
-        try:
-            self.clean()
-        except (BackendError, CatalogError) as error:
-            log.warning("%s is not cleaned: %s", self._tier.name, error)
+        self.clean()
 
     def clean(self) -> None:
-        """Free all but the last commits, and what is or may be under way."""
-        self._free(self._removable(self._keep))
+        """Free all but the last commits, and what is or may be under way. Never raises: the next time will do."""
+        try:
+            self._free(self._removable(self._keep))
+        except (BackendError, CatalogError) as error:
+            log.warning("%s is not cleaned: %s", self._tier.name, error)
 
     def room(self) -> int | None:
         """Bytes that a save may take now; None: there is no telling. Less than 0 where the limit is passed already."""
