@@ -50,7 +50,10 @@ def replicas_of(snapshot: Snapshot, repository_id: int, generation_id: int) -> l
     """What tiers hold of the packs that the generation refers to, or has in its folder."""
     found = snapshot.rows(_PACKS, repository=repository_id, generation=generation_id)
     # Sorted here, for databases differ in how they sort text.
-    return [ReplicaRecord(*plain, moment(verified_at)) for _, *plain, verified_at in sorted(found)]
+    return [
+        ReplicaRecord(key, pack, tier, name, nbytes, moment(verified_at))
+        for _, key, pack, tier, name, nbytes, verified_at in sorted(found)
+    ]
 
 
 def bytes_held(snapshot: Snapshot, repository_id: int, run: str | None) -> int:
@@ -64,5 +67,5 @@ def bytes_held(snapshot: Snapshot, repository_id: int, run: str | None) -> int:
 
 
 def _record(row: Row) -> TierRecord:
-    *plain, created_at = row
-    return TierRecord(*plain, moment(created_at))
+    id, uuid, role, url, host, created_at = row
+    return TierRecord(id, uuid, role, url, host, moment(created_at))

@@ -120,8 +120,8 @@ class TierCases:
         catalog = make_catalog()
         job = Job.start(catalog)
         begun = job.begin()
-        part = {"part_name": "r00000.part.json", "part_digest": "d"}
-        catalog.report_rank(begun.id, 0, state="durable", staged_tier=STAGE, staged_bytes=5, staged_seconds=0.5, **part)
+        report = RankReport(0, "durable", "r00000.part.json", "d")
+        catalog.report_ranks(begun.id, [replace(report, staged_tier=STAGE, staged_bytes=5, staged_seconds=0.5)])
         (row,) = catalog.ranks(begun.id)
         assert (row.staged_tier, row.staged_bytes, row.staged_seconds, row.staged_at) == (STAGE, 5, 0.5, None)
         assert row.durable_at is not None
