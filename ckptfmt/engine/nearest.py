@@ -63,7 +63,7 @@ class Nearest:
     def __init__(self, site: Site) -> None:
         self.tiers = by_nearness(site)
         self.log = ReadLog(self.tiers)
-        self._repairs = Repairs()
+        self.repairs = Repairs()
         self._lock = threading.Lock()
         self._doubtful: set[tuple[str, str]] = set()
         """Copies that could not be read: tried last from then on."""
@@ -104,7 +104,7 @@ class Nearest:
         return faults
 
     def _is_repaired(self, tier: Tier, key: str, nbytes: int) -> bool:
-        for repaired in self._repairs.of(tier, key):
+        for repaired in self.repairs.of(tier, key):
             try:
                 if tier.backend.head(repaired).nbytes == nbytes:
                     return True
@@ -115,7 +115,12 @@ class Nearest:
     # -- reading -------------------------------------------------------------------------------
     def threads(self, packs: Iterable[str]) -> int:
         """How many threads read ``packs`` best."""
-        return _DISTANT_THREADS if any(self._first(pack).tier.backend.traits.distant for pack in packs) else IO_THREADS
+        return max((self.threads_on(self._first(pack).tier) for pack in packs), default=IO_THREADS)
+
+    @staticmethod
+    def threads_on(tier: Tier) -> int:
+        """How many threads read from ``tier`` best."""
+        return _DISTANT_THREADS if tier.backend.traits.distant else IO_THREADS
 
     def gap_bytes(self, pack: str) -> int:
         """Wanted ranges of ``pack`` closer than this are read through: one request costs more than what is between."""
@@ -157,7 +162,7 @@ class Nearest:
                 self._doubt(copy)
             self.log.wrong(copy.tier, copy.key, error, moved_on=not left)
         if left:
-            self._repairs.forget()
+            self.repairs.forget()
             raise _told(wrong)
 
     def _take(
@@ -212,7 +217,7 @@ class Nearest:
                 doubtful.append(copy)
             else:
                 yield copy
-            for key in self._repairs.of(tier, pack):
+            for key in self.repairs.of(tier, pack):
                 copy = Copy(tier, key)
                 if self._is_doubtful(copy):
                     doubtful.append(copy)

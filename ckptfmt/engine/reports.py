@@ -155,6 +155,22 @@ class Problem(Report):
 
 
 @dataclass(frozen=True)
+class VerifiedTier(Report):
+    """One tier, and what it holds of a generation."""
+
+    role: str
+    url: str
+    packs: int
+    """That were read."""
+    absent: int
+    """Packs that a stage or replica does not have."""
+    nbytes: int
+    problems: int
+    repaired: int
+    """Packs that are whole as a repair only."""
+
+
+@dataclass(frozen=True)
 class VerifyReport(Report):
     """All bytes of one generation, read and compared with their digests."""
 
@@ -165,6 +181,10 @@ class VerifyReport(Report):
     chunks: int
     seconds: float
     problems: tuple[Problem, ...] = ()
+    repaired: tuple[Problem, ...] = ()
+    """What is wrong with objects beside which a whole repair lies: readers find that, so it is no problem."""
+    tiers: tuple[VerifiedTier, ...] = ()
+    """The durable one first."""
 
     @property
     def ok(self) -> bool:

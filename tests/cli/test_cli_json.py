@@ -66,6 +66,7 @@ FROM_THE_LIBRARY = {
     "RecoverReport",
     "RunInfo",
     "SetApart",
+    "VerifiedTier",
     "VerifyReport",
 }
 

@@ -17,6 +17,7 @@ from ckptfmt import connect, reading
 from ckptfmt.backends.posix import PosixBackend, PosixOptions
 from ckptfmt.connect import Connection
 from ckptfmt.engine.tiers import Tier, Tiers
+from ckptfmt.format import layout, verdict
 from ckptfmt.generation import Generation
 from ckptfmt.ports.backend import Backend, CachedRange, ObjectInfo, Traits
 
@@ -124,9 +125,12 @@ class Places:
         for connection in self.connections:
             connection.close()
 
+    @property
+    def saved_as(self) -> str:
+        return "r00000-p000.safetensors"
+
     def pack(self, root: Path) -> Path:
-        (found,) = (root / self.folder).glob("*.safetensors")
-        return found
+        return root / self.folder / self.saved_as
 
     def offset_of(self, name: str, chunk: int = 0) -> int:
         """Where a chunk of a tensor begins in its pack."""
@@ -140,6 +144,17 @@ class Places:
             byte = file.read(1)[0]
             file.seek(-1, 1)
             file.write(bytes([byte ^ 0x10]))
+
+
+def repair(here: Places, root: Path, source: Path) -> Path:
+    """As a repair leaves it: bytes of ``source`` under a new name, which it returns, and an object that says so."""
+    new = root / here.folder / layout.repaired_pack_name(here.saved_as, 1)
+    new.write_bytes(here.pack(source).read_bytes())
+    with ckptfmt.open(here.durable, mode="r", catalog="none") as repo:
+        repository = repo.latest()._opened.site.repository
+    record = verdict.Repair(repository=repository, key=here.folder.rpartition("/")[2], packs={here.saved_as: new.name})
+    (new.parent / layout.repair_name("0" * 32)).write_bytes(verdict.encode_repair(record))
+    return new
 
 
 def places(root: Path, *, stage: bool = True, replicas: int = 1) -> Places:

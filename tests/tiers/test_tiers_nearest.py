@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reading_rig import CHUNK, Places, Watched, blank, places, same
+from reading_rig import CHUNK, Places, Watched, blank, places, repair, same
 
-import ckptfmt
 from ckptfmt.backends.posix import PosixBackend
 from ckptfmt.engine.nearest import RETRIES
 from ckptfmt.engine.read import GAP_BYTES, ReadUnit, Region, StoredBox, read_units
 from ckptfmt.errors import Corrupt, NotFound, Unavailable
-from ckptfmt.format import layout, verdict
 from ckptfmt.generation import Generation
 from ckptfmt.testing.faults import Fault, FaultyBackend
 
@@ -279,24 +277,12 @@ def test_unverified_bytes_come_from_the_first_tier_that_can_be_read(laid: Open) 
 
 
 # -- repairs ------------------------------------------------------------------------------------------------
-def _repair(here: Places, root: Path, source: Path) -> None:
-    """As a repair leaves it: good bytes under a new name, and an object that says so."""
-    name = here.pack(root).name
-    new = layout.repaired_pack_name(name, 1)
-    (root / here.folder / new).write_bytes(here.pack(source).read_bytes())
-    with ckptfmt.open(here.durable, mode="r", catalog="none") as repo:
-        opened = repo.latest()._opened
-    record = verdict.Repair(repository=opened.site.repository, key=opened.info.key, packs={name: new})
-    data = verdict.encode_repair(record)
-    (root / here.folder / layout.repair_name("0" * 32)).write_bytes(data)
-
-
 @every_way
 @pytest.mark.parametrize("how", ["damaged", "gone"])
 def test_a_repair_is_read_before_the_next_tier(laid: Open, way: Any, how: str) -> None:
     here = laid(stage=False)
-    _repair(here, here.durable, here.replicas[0])
-    name = next(path for path in (here.durable / here.folder).glob("*.safetensors") if "-r1" not in path.name)
+    repair(here, here.durable, here.replicas[0])
+    name = here.pack(here.durable)
     if how == "gone":
         name.unlink()
     else:
@@ -314,10 +300,10 @@ def test_a_repair_is_read_before_the_next_tier(laid: Open, way: Any, how: str) -
 
 def test_a_damaged_repair_is_passed_over(laid: Open) -> None:
     here = laid(stage=False, replicas=0)
-    _repair(here, here.durable, here.durable)
+    repair(here, here.durable, here.durable)
     (path,) = (here.durable / here.folder).glob("repair-*")
     path.write_bytes(path.read_bytes()[:-3])
-    (pack,) = (p for p in (here.durable / here.folder).glob("*.safetensors") if "-r1" not in p.name)
+    pack = here.pack(here.durable)
     pack.unlink()
     with pytest.raises(NotFound, match=pack.name):
         here.generation()
