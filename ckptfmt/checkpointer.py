@@ -336,13 +336,15 @@ class Checkpointer:
         try:
             self._flights.settle(timeout)
         except CkptError:
-            self._shut()
+            self._shut(timeout)
             raise
-        self._shut()  # not after a timeout or an interrupt: a save is still in flight, and exit drains it
+        self._shut(timeout)  # not after a timeout or an interrupt: a save is still in flight, and exit drains it
 
-    def _shut(self) -> None:
+    def _shut(self, timeout: float | None = None) -> None:
         self._closed = True
         self._flights.prefaulted()
+        if self._context.spreader is not None:
+            self._context.spreader.close(timeout)
         self._leave()
         self._lease.close()
         self._decisions.close()

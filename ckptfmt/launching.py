@@ -11,6 +11,7 @@ from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.engine.keep.recover import prove_committed, settle_older
 from ckptfmt.engine.save.context import LaunchContext, Ranks, ReplicaCheck
 from ckptfmt.engine.save.meeting import Invitation, Meeting, Place, convene, leave
+from ckptfmt.engine.save.spreader import Spreader
 from ckptfmt.engine.save.stage_keeper import StageKeeper
 from ckptfmt.engine.save.staging import Stager
 from ckptfmt.engine.site import Site
@@ -94,6 +95,7 @@ def _begin(connection: connect.Connection, run: str, order: LaunchOrder) -> Chec
             coordination=meeting.coordination,
             commit_timeout=order.commit_timeout,
             stager=_stager(site, record, ranks),
+            spreader=Spreader(site, ranks, patience=order.commit_timeout) if site.tiers.replicas else None,
             bytes_max=order.bytes_max,
         )
         return Checkpointer(

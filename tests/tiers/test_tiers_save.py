@@ -191,8 +191,8 @@ def test_a_save_is_not_lost_for_want_of_a_stage(
     place: TieredPlace, op: str, timing: str, error: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = place.open(stage={"bytes_max": 1 << 20})
-    process.stage.add(Fault(op, error=error, timing=timing))  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING), process.checkpointer() as checkpointer:
+        process.stage.add(Fault(op, error=error, timing=timing))  # type: ignore[arg-type]
         assert_state(checkpointer.save(state_of(1), step=1).result(10).load(), 1)  # type: ignore[union-attr]
         checkpointer.wait(10)
         assert SKIPPED in process.events()

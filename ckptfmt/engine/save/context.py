@@ -11,6 +11,7 @@ from ckptfmt.ports.coordination import Coordination, SaveRequest
 from ckptfmt.ports.records import LaunchRecord, RunRecord
 
 if TYPE_CHECKING:
+    from ckptfmt.engine.save.spreader import Spreader
     from ckptfmt.engine.save.staging import Stager
 
 ReplicaCheck = Literal["full", "off"]
@@ -76,6 +77,8 @@ class LaunchContext:
     commit_timeout: float
     stager: Stager | None = None
     """The stage that this rank writes to first."""
+    spreader: Spreader | None = None
+    """What brings commits to the replicas."""
     bytes_max: int | None = None
     """Of the packs of all generations of the run that are not deleted."""
 

@@ -14,7 +14,7 @@ from ckptfmt.engine.save.patience import Patience
 from ckptfmt.engine.save.progress import Earlier, Listener
 from ckptfmt.engine.save.snapshot import Snapshot
 from ckptfmt.engine.save.waiting import await_verdict, follow, gather
-from ckptfmt.engine.save.writing import Writing
+from ckptfmt.engine.save.writing import Share, Writing
 from ckptfmt.errors import CatalogError, CkptError, Conflict, OutcomeUnknown, SaveFailed
 from ckptfmt.format import layout
 from ckptfmt.format.states import State
@@ -47,6 +47,7 @@ class SaveSession:
         self._request = order.request(context.commit_timeout * (1 + len(earlier)))
         self._earlier = tuple(earlier)
         self._freed = freed
+        self._share: Share | None = None
         self._row: GenerationRecord | None = None
         self._names: list[str] = []
         """Of the objects that this rank has begun, in the generation's folder."""
@@ -65,8 +66,17 @@ class SaveSession:
             self._let_go()
             outcome = self._outcome(error)
         self._report(outcome)
-        if self._context.stager is not None and self._row is not None:
-            self._context.stager.keeper.settled(self._row)
+        self._leave_behind()
+
+    def _leave_behind(self) -> None:
+        """What stays of this save, now that its verdict is told: nothing of it can fail the save."""
+        context, row, share = self._context, self._row, self._share
+        if row is None:
+            return
+        if context.spreader is not None and share is not None and row.proven_at is not None:
+            context.spreader.add(row, share.part, share.sources)
+        if context.stager is not None:
+            context.stager.keeper.settled(row)
 
     def _let_go(self) -> None:
         """The snapshot's memory is free from here on, also of copies that a device has still to make."""
@@ -116,7 +126,7 @@ class SaveSession:
         if snapshot is None:
             raise AssertionError("the snapshot is gone before it was written")
         writing = Writing(self._context, self._order, row, self._patience, self._names.append)
-        writing.run(snapshot, self._staged)
+        self._share = writing.run(snapshot, self._staged)
 
     def _staged(self) -> None:
         """The snapshot's memory is needed no longer."""

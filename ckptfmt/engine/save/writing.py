@@ -32,7 +32,7 @@ log = logging.getLogger("ckptfmt")
 
 
 @dataclass(frozen=True)
-class _Share:
+class Share:
     """What one rank has on the durable tier, to be acknowledged."""
 
     part: Part
@@ -61,7 +61,7 @@ class Writing:
         self._begins = begins
         self._folder = layout.generation_folder(row.run_key, row.key)
 
-    def run(self, snapshot: Snapshot, let_go: Callable[[], None]) -> None:
+    def run(self, snapshot: Snapshot, let_go: Callable[[], None]) -> Share:
         """``let_go`` is called once, as soon as the snapshot's memory is needed no longer."""
         self._check_still_writing()
         staged, stager = None, self._context.stager
@@ -74,12 +74,14 @@ class Writing:
             let_go()
             tell("that this rank has staged", lambda: self._context.coordination.staged(self._row, report))
             share = self._replicated(staged)
-        self._acknowledge(self._spread(share))
+        share = self._spread(share)
+        self._acknowledge(share)
         if staged is None:
             let_go()
+        return share
 
     # -- C2b: onto the durable tier -------------------------------------------------------------
-    def _written(self, snapshot: Snapshot) -> _Share:
+    def _written(self, snapshot: Snapshot) -> Share:
         backend, patience, rank = self._context.site.backend, self._patience, self._context.ranks.rank
         patience.repeat(lambda: check_space(backend, snapshot))
         try:
@@ -104,9 +106,9 @@ class Writing:
             write_seconds=written.seconds,
             retries=written.retries,
         )
-        return _Share(self._part(snapshot, written), report, (Source(backend),))
+        return Share(self._part(snapshot, written), report, (Source(backend),))
 
-    def _replicated(self, staged: Staged) -> _Share:
+    def _replicated(self, staged: Staged) -> Share:
         """Copy what is staged: what fails is copied again under another name, which the part then tells."""
         told, rank, began = staged.report, self._context.ranks.rank, time.perf_counter()
         packs = packs_to_copy(staged.part)
@@ -147,9 +149,9 @@ class Writing:
         )
         there = {name: pack.row.name for pack, name in zip(packs, names, strict=True)}
         sources = (Source(staged.tier.backend, there), Source(self._context.site.backend))
-        return _Share(msgspec.structs.replace(staged.part, packs=rows), report, sources)
+        return Share(msgspec.structs.replace(staged.part, packs=rows), report, sources)
 
-    def _spread(self, share: _Share) -> _Share:
+    def _spread(self, share: Share) -> Share:
         """With ``durable_on``: onto so many replicas as well, before this rank acknowledges."""
         tiers = self._context.site.tiers
         chosen = tiers.replicas[: tiers.durable_on - 1]
@@ -164,7 +166,7 @@ class Writing:
         return replace(share, part=msgspec.structs.replace(share.part, tiers=sorted(tier.uuid for tier in chosen)))
 
     # -- C2c ------------------------------------------------------------------------------------
-    def _acknowledge(self, share: _Share) -> None:
+    def _acknowledge(self, share: Share) -> None:
         context, patience, name = self._context, self._patience, layout.part_name(self._context.ranks.rank)
         stored = encode_part(share.part)
         self._check_still_writing()
