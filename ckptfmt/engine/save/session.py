@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ckptfmt.engine import protocol
+from ckptfmt.engine.save.admission import admit
 from ckptfmt.engine.save.alone import ended
 from ckptfmt.engine.save.boards import Looks
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
@@ -98,6 +99,8 @@ class SaveSession:
     def _commit(self) -> GenerationRecord:
         row = self._begin()
         self._listener.began(row.id)
+        if self._snapshot is not None:
+            admit(self._context, row, self._snapshot, self._patience)
         self._stage = "persist"
         self._persist(row)
         self._stage = "merge"
