@@ -19,6 +19,7 @@ from ckptfmt.engine.site import Site
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.engine.transfer import IO_THREADS
 from ckptfmt.errors import BackendError, CkptError, Corrupt, NotFound
+from ckptfmt.format import checksum
 from ckptfmt.format.manifest import Manifest
 from ckptfmt.format.tables import PackRow
 from ckptfmt.ports.backend import Backend, CachedRange
@@ -179,8 +180,11 @@ class Nearest:
         left: list[Chunk] = []
         first: CkptError | None = None
         for chunk in chunks:
-            _, _, offset, nbytes = chunk
-            wrong = self._settle(copy, chunk, target[offset - start : offset - start + nbytes], is_read=whole)
+            box, number, offset, nbytes = chunk
+            data = target[offset - start : offset - start + nbytes]
+            if whole and checksum.digest(data) == box.digests[number]:
+                continue
+            wrong = self._settle(copy, chunk, data, is_read=whole)
             if wrong is not None:
                 left.append(chunk)
                 first = first or wrong
