@@ -349,3 +349,20 @@ def test_pages_for_people(make: Make) -> None:
         assert out
         if arguments == ["--repair"]:
             assert "would write 1 object" in out or "nothing to replicate" in out
+
+
+def test_catching_up_leaves_damage_of_a_whole_replica_to_a_repair(make: Make) -> None:
+    here = make()
+    with ckptfmt.open(here.root) as repo:
+        catalog = repo._connection.site.sql()
+        (tier,) = [tier.uuid for tier in catalog.tiers() if tier.role == "replica"]
+        catalog.drop_replicas(1, tier)
+    here.damage(here.replica, 0)
+    before = objects(here.replica)
+    (copied,) = here.run(str(here.root), "--yes", code=12)["copied"]
+    assert copied["kind"] == "corrupt"
+    assert f"--repair URL#{RUN}@1" in copied["problem"]
+    assert objects(here.replica) == before
+    here.run(f"{here.root}#{RUN}@1", "--repair", "--yes")
+    assert [one["problem"] for one in here.run(str(here.root), "--yes")["copied"]] in ([], [None])
+    assert here.run(str(here.root))["lag"][0]["generations"] == 0

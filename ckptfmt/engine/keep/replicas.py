@@ -51,7 +51,7 @@ def replicate(opened: Opened, row: GenerationRecord, target: Tier, pace: Pace) -
         _require_manifest(opened, row)
         spread.copy_verdict(site, row, opened.manifest, target)
         return
-    names = [_held_as(copying, target, pack) for pack in packs]
+    names = [_held_as(copying, target, pack, row) for pack in packs]
     protocol.create_hint(replace(site, backend=backend), row.run_key, row.key, epoch=row.epoch, seq=row.commit_seq or 0)
     noted = [ReplicaPack(row.key, pack.row.name, name) for pack, name in zip(packs, names, strict=True)]
     noted += [ReplicaPack(pack.generation or row.key, pack.name, pack.name) for pack in others]
@@ -65,7 +65,7 @@ def _require_manifest(opened: Opened, row: GenerationRecord) -> None:
         read_manifest(opened.site, opened.folder, row.manifest_name, row.manifest_digest, row.key)
 
 
-def _held_as(copying: Copying, target: Tier, pack: PackToCopy) -> str:
+def _held_as(copying: Copying, target: Tier, pack: PackToCopy, row: GenerationRecord) -> str:
     """The name of the object that has a pack's bytes where a verdict says that the generation is whole."""
     repairs = repairs_in(target.backend, copying.folder).get(pack.row.name, ())
     for name in (pack.row.name, *repairs):
@@ -73,5 +73,7 @@ def _held_as(copying: Copying, target: Tier, pack: PackToCopy) -> str:
             return name
     key = f"{copying.folder}/{pack.row.name}"
     raise Corrupt(
-        f"{target.name}: {key} is damaged or gone; `ckptfmt replicate --repair` writes its bytes beside it", object=key
+        f"{target.name}: {key} is damaged or gone; `ckptfmt replicate --repair URL#{row.run}@{row.id}` writes its "
+        "bytes beside it",
+        object=key,
     )
