@@ -75,7 +75,7 @@ def test_ranks_without_room_on_their_stage_write_straight(start: Start, root: Pa
 def test_a_job_that_is_killed_with_all_packs_staged_is_finished(
     start: Start, root: Path, tmp_path: Path, victims: str
 ) -> None:
-    """Every rank stands before its copy, all are staged, and then the job is killed; or one rank alone had not copied."""
+    """Every rank stands before its copy, all staged, when the job is killed; or one rank alone had not copied."""
 
     def body(rank: Rank) -> Any:
         slow = victims == "all" or rank.rank == 2
