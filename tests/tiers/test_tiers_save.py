@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tiers_rig import TieredPlace, assert_state, eventually, named, of_pack, state_of
 
+import ckptfmt
 from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.engine.save.staging import SKIPPED
 from ckptfmt.errors import AccessDenied, BackendError, Corrupt, OutOfSpace, SaveFailed, Unavailable
@@ -285,3 +287,13 @@ def test_what_the_catalog_does_not_know_stays(place: TieredPlace, caplog: pytest
         checkpointer.wait(10)
     assert f"{stranger}/{PACK}" in place.objects(place.stage_url)
     assert caplog.text.count("the catalog does not know") == 1
+
+
+def test_no_folders_gather_on_the_stage(tmp_path: Path) -> None:
+    with (
+        ckptfmt.open(tmp_path / "r", stage=tmp_path / "stage") as repository,
+        repository.checkpointer("run") as checkpointer,
+    ):
+        for seed in range(4):
+            checkpointer.save(state_of(seed), step=seed).result(20)  # type: ignore[union-attr]
+    assert len(list((tmp_path / "stage").glob("*/runs/*/*"))) == 1
