@@ -217,6 +217,10 @@ def open_site(
             f"{backend.url} is no ckptfmt repository (it has no {layout.MARKER}), nor a generation's folder (it has no "
             f"{layout.COMMIT}); check the path, or save into it first"
         )
+    if mode == "w":
+        from ckptfmt.engine.tier_marks import refuse_replica
+
+        refuse_replica(backend)
     if marker is None:
         marker = markers.create_marker(backend)
     if mode == "r" and _needs_no_claim(backend, catalog):
