@@ -83,13 +83,13 @@ class Nearest:
             left = {key: left[key] for key in faults if not self._is_repaired(tier, key, left[key].nbytes)}
             if not left:
                 break
-        for copy, error in wrong:
+        for copy, fault in wrong:
             self._doubt(copy)
-            self.log.wrong(copy.tier, copy.key, error, moved_on=copy.key not in left)
-        durable = {copy.key: error for copy, error in wrong if copy.tier.role == "durable" and copy.key in left}
-        for error in durable.values():
-            if isinstance(error, BackendError):  # says nothing of single packs
-                raise error
+            self.log.wrong(copy.tier, copy.key, fault, moved_on=copy.key not in left)
+        durable = {copy.key: fault for copy, fault in wrong if copy.tier.role == "durable" and copy.key in left}
+        for fault in durable.values():
+            if isinstance(fault, BackendError):  # says nothing of single packs
+                raise fault
         protocol.raise_faults(durable)
 
     def _is_repaired(self, tier: Tier, key: str, nbytes: int) -> bool:
