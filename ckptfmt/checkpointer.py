@@ -240,11 +240,11 @@ class Checkpointer:
         try:
             self._flights.settle(timeout)
         except CkptError:
-            self._shut()
+            self._shut(timeout)
             raise
-        self._shut()  # not after a timeout or an interrupt: a save is still in flight, and exit drains it
+        self._shut(timeout)  # not after a timeout or an interrupt: a save is still in flight, and exit drains it
 
-    def _shut(self) -> None:
+    def _shut(self, timeout: float | None = None) -> None:
         self._closed = True
         with ExitStack() as ends:  # from the last to the first, also where an interrupt ends one of them
             ends.callback(exits.forget, self)
@@ -252,6 +252,8 @@ class Checkpointer:
             ends.callback(self._decisions.close)
             ends.callback(self._lease.close)
             ends.callback(self._leave)
+            if self._context.spreader is not None:
+                ends.callback(self._context.spreader.close, timeout)
             ends.callback(self._flights.prefaulted)
 
     def __enter__(self) -> Checkpointer:

@@ -7,7 +7,8 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,6 +48,7 @@ class Connection:
         self.closed = True
         if self.site.catalog is not None:
             self.site.catalog.close()
+        self.site.tiers.close()
         self.site.backend.close()
 
 
@@ -69,9 +71,7 @@ def backend_for(
 
         _options(None, options, scheme)
         return MemoryBackend(rest)
-    raise InvalidInput(
-        f"{text}: no backend for the scheme {scheme!r}; this version stores in local folders (a path or file://...)"
-    )
+    return _fsspec(text, options, create)
 
 
 def _posix(path: str, options: Mapping[str, Any] | None, create: bool) -> Backend:
@@ -80,6 +80,26 @@ def _posix(path: str, options: Mapping[str, Any] | None, create: bool) -> Backen
     if not path:
         raise InvalidInput("an empty path is no repository: give a folder")
     backend = PosixBackend(path, _options(PosixOptions, options, "file"))
+    if create:
+        backend.create_root()
+    return backend
+
+
+def _fsspec(url: str, options: Mapping[str, Any] | None, create: bool) -> Backend:
+    """Any other URL. What ``storage_options`` holds beyond our own names is for the file system to know."""
+    from ckptfmt.backends import fsspec_opening
+    from ckptfmt.backends.fsspec_backend import FsspecBackend, FsspecOptions
+
+    scheme, shown = url.partition("://")[0], fsspec_opening.shown(url)
+    if not fsspec_opening.is_known(scheme):
+        raise InvalidInput(
+            f"{shown}: no backend for the scheme {scheme!r}; give a path, file://..., or a URL that fsspec knows"
+        )
+    given = dict(options or {})
+    ours = {name: given.pop(name) for name in FsspecOptions.__struct_fields__ if name in given}
+    wanted = _options(FsspecOptions, ours, scheme)
+    fs, root = fsspec_opening.open_file_system(url, given)
+    backend = FsspecBackend(fs, root, shown, wanted)
     if create:
         backend.create_root()
     return backend
@@ -197,16 +217,23 @@ def open_site(
             f"{backend.url} is no ckptfmt repository (it has no {layout.MARKER}), nor a generation's folder (it has no "
             f"{layout.COMMIT}); check the path, or save into it first"
         )
+    if mode == "w":
+        from ckptfmt.engine.tier_marks import refuse_replica
+
+        refuse_replica(backend)
     if marker is None:
         marker = markers.create_marker(backend)
+    if mode == "r" and _needs_no_claim(backend, catalog):
+        return Connection(backend.url, Site(marker.repository, backend, None, read_only=True))
     from ckptfmt.engine.governing import governing_claim
 
     claim = governing_claim(backend)
     markers.check_one_root(backend, marker.repository, claim)
-    chosen = catalog_url(backend, claim, catalog, mode)
-    if chosen is None:
-        return Connection(backend.url, Site(marker.repository, backend, None, read_only=True))
-    sql = _open_catalog(chosen, marker, backend, claim, mode)
+    with _sql_library(backend):
+        chosen = catalog_url(backend, claim, catalog, mode)
+        if chosen is None:
+            return Connection(backend.url, Site(marker.repository, backend, None, read_only=True))
+        sql = _open_catalog(chosen, marker, backend, claim, mode)
     site = Site(marker.repository, backend, sql, read_only=mode == "r")
     try:
         _check_governs(site, sql, claim, writing=mode == "w")
@@ -214,6 +241,25 @@ def open_site(
         sql.close()
         raise
     return Connection(backend.url, site)
+
+
+@contextmanager
+def _sql_library(backend: Backend) -> Iterator[None]:
+    """An inference host may have none."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"{backend.url}: its catalog cannot be opened, {error.name} is not installed; install it, or read what "
+            'storage proves with mode="r", catalog="none"'
+        ) from error
+
+
+def _needs_no_claim(backend: Backend, given: str | None) -> bool:
+    """Whether a root is read by proof whatever catalog governs it, and looking costs round trips: an inference host
+    lists commits only. Verdict and manifest tell the repository that they are of."""
+    chosen = given if given is not None else os.environ.get(CATALOG_VARIABLE) or NO_CATALOG
+    return chosen == NO_CATALOG and backend.traits.distant and not backend.traits.local
 
 
 def is_embedded(backend: Backend, url: str) -> bool:
@@ -277,14 +323,17 @@ def _governs_elsewhere(site: Site, sql: Catalog, url: str) -> bool:
         return False
     if marker is None or marker.repository != site.repository or claim is None:
         return False
-    return claim.catalog == sql.identity().uuid and not _is_same_folder(other.url, site.backend.url)
+    return claim.catalog == sql.identity().uuid and not is_same_place(other.url, site.backend.url)
 
 
-def _is_same_folder(one: str, other: str) -> bool:
+def is_same_place(one: str, other: str) -> bool:
     """Whether two URLs lead to one root, be it through links or mounts."""
     if one == other or not (one.startswith("file:") and other.startswith("file:")):
         return one == other
-    return os.path.samefile(root_path(one), root_path(other))
+    try:
+        return os.path.samefile(root_path(one), root_path(other))
+    except FileNotFoundError:
+        return False
 
 
 def is_same_catalog_file(url: str, backend: Backend) -> bool:

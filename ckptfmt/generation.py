@@ -10,6 +10,7 @@ from ckptfmt.engine.keep.verify import verify
 from ckptfmt.engine.load.load import Framework, load_state
 from ckptfmt.engine.load.names import Rename
 from ckptfmt.engine.load.ranks import RankMap
+from ckptfmt.engine.load.readable import require_readable
 from ckptfmt.engine.load.restore import RestoreOptions, restore_state
 from ckptfmt.engine.load.slices import box_of, read_slice
 from ckptfmt.engine.opened import Opened
@@ -156,6 +157,11 @@ class Generation(Mapping[str, "StoredTensor"]):
         """Read every byte and compare it with its digest; ``progress(done, total)`` gets bytes, from threads."""
         with self._guard(self._opened):
             return verify(self._opened, progress)
+
+    def require_readable(self) -> None:
+        """Read every byte from where it is whole, and keep none: ``Corrupt`` or ``NotFound`` if some is nowhere."""
+        with self._guard(self._opened):
+            require_readable(self._opened)
 
     # -- Mapping --------------------------------------------------------------------------------
     def __getitem__(self, name: str) -> StoredTensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from ckptfmt.engine.families import Families
@@ -153,7 +154,8 @@ class Saving:
                 host_bytes_max=self._modes.arena_bytes_max,
                 deferred=self._modes.freeze == "deferred",
             )
-            session = SaveSession(self._context, order, snapshot, pending, earlier=self._flights.pending)
+            freed = partial(self._flights.freed, arena)
+            session = SaveSession(self._context, order, snapshot, pending, earlier=self._flights.pending, freed=freed)
             thread = Background(session.run, name=f"ckptfmt-save-{pending.run}-{order.n}")
         except BaseException:
             self._flights.give_back(arena)

@@ -79,6 +79,8 @@ class Shared(msgspec.Struct, kw_only=True):
     """Other names of tensors: name -> the name under which it is stored."""
     metadata: Any = None
     """The user's own facts, as a state tree without tensors."""
+    tiers: list[Uuid] | msgspec.UnsetType = msgspec.UNSET
+    """The tiers beside the durable one that held the packs when this was written. Unset: none was asked for."""
 
 
 SharedT = TypeVar("SharedT", bound=Shared)

@@ -7,6 +7,8 @@ from itertools import islice
 from operator import ne
 from typing import Final
 
+import msgspec
+
 from ckptfmt.errors import FormatError, InvalidInput, Mismatch
 from ckptfmt.format import tree
 from ckptfmt.format.manifest import Manifest, RankRow, Sound, validate
@@ -72,8 +74,17 @@ def merge_parts(
             common=tree.unite({part.rank: part.tree for part in ordered}),
             per_rank={str(part.rank): part.per_rank for part in ordered if part.per_rank},
         ),
+        tiers=_tiers_of(ordered),
     )
     return validate(manifest)
+
+
+def _tiers_of(parts: Sequence[Part]) -> list[str] | msgspec.UnsetType:
+    """The tiers that hold the packs of every rank."""
+    if any(part.tiers is msgspec.UNSET for part in parts):
+        return msgspec.UNSET
+    common = set.intersection(*(set(part.tiers or ()) for part in parts))
+    return sorted(common) or msgspec.UNSET
 
 
 def _check_slots(parts: Sequence[Part], problems: list[str]) -> None:

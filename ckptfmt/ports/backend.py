@@ -30,6 +30,9 @@ class Traits:
     """Offsets, lengths and addresses that are multiples of this many bytes take the fast path. 1 = no matter."""
     folders: bool
     """True where a folder must exist before objects are written into it."""
+    distant: bool = False
+    """True where every request waits for a round trip: readers keep many in flight, and read through what lies between
+    two ranges sooner than ask twice."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,11 @@ class Backend(Protocol):
 
     def has_folder(self, prefix: str) -> bool:
         """Whether ``make_folder(prefix)`` was done and still holds. Always true for object stores."""
+
+    def remove_folder(self, prefix: str) -> None:
+        """Remove the folder ``prefix`` if it is empty. One that is not, or is absent, is left as it is. Nothing to do
+        for object stores. Where folders gather by the thousand this keeps listings short; it may be undone by a crash.
+        """
 
     def open_writer(self, key: str, nbytes: int) -> ObjectWriter:
         """Begin a large object of exactly ``nbytes`` bytes; space is reserved where that is possible.

@@ -10,7 +10,7 @@ import pytest
 
 from ckptfmt.errors import CkptError
 from ckptfmt.ports.catalog import Catalog
-from ckptfmt.ports.records import GenerationRecord, RankReport
+from ckptfmt.ports.records import GenerationRecord, RankReport, ReplicaPack
 from ckptfmt.testing.catalog_job import Job, MakeCatalog, request, require
 from ckptfmt.testing.catalog_repair import plan_of, proven
 
@@ -24,8 +24,12 @@ def writing_calls(catalog: Catalog, job: Job, text: str) -> dict[str, Callable[[
     begun: dict[str, Any] = {"n": 90, "step": 3, "ranks": [0], "deadline_seconds": None, "fence": job.fence}
     token, launch, facts = job.launch.token, job.launch.id, job.facts(writing)
     pack = dataclasses.replace(facts.packs[0], name=text, header_digest=text)
-    odd = dataclasses.replace(facts, manifest_name=text, manifest_digest=text, parent_key=text, packs=[pack])
-    report = RankReport(0, "durable", text, text)
+    odd = dataclasses.replace(
+        facts, manifest_name=text, manifest_digest=text, parent_key=text, packs=[pack], tiers=[text]
+    )
+    report = RankReport(0, "durable", text, text, staged_tier=text)
+    job.replicated(committed)
+    copy = ReplicaPack(committed.key, facts.packs[0].name, text)
     who = dataclasses.replace(request(token=text, world_size=2), host=text, boot_id=text, pid_started=text)
     note: dict[str, Any] = {text: [text, {"deep": text}]}
     broken = [proven(500, 7, quarantine=text), proven(501, None, aborted=text)]
@@ -52,6 +56,10 @@ def writing_calls(catalog: Catalog, job: Job, text: str) -> dict[str, Callable[[
         "forget_posts": lambda: catalog.forget_posts(launch, text),
         "note": lambda: catalog.note(job.run, generation_id=None, kind=text, detail=note),
         "acquire_launch": lambda: catalog.acquire_launch(job.run, who, lease_seconds=60, displace=launch),
+        "ensure_tier": lambda: catalog.ensure_tier(text, role="stage", url=text, host=text),
+        "note_replicas": lambda: catalog.note_replicas(committed.id, text, [copy]),
+        "drop_replicas": lambda: catalog.drop_replicas(committed.id, text, packs=[text]),
+        "forget_tier": lambda: catalog.forget_tier(text),
         "restore": lambda: catalog.restore(plan_of(catalog, *broken)),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,11 +16,12 @@ _TYPES: dict[Kind, type | tuple[type, ...]] = {"text": str, "integer": int, "rea
 
 
 def history(make_catalog: MakeCatalog) -> None:
-    """A committed, a retired, an aborted and an open generation, and a run that never saved: no view is empty."""
+    """A committed, a retired, an aborted and an open generation, a replica, and a run that never saved: no view is
+    empty."""
     catalog = make_catalog()
     job = Job.start(catalog)
     retired = job.proven(1)
-    job.proven(2)
+    job.replicated(job.proven(2))
     catalog.retire(retired.id)
     job.aborted(3)
     job.begin(4)
@@ -70,7 +71,8 @@ class ViewCases:
         durable = job.durable(1)
         writing = job.begin(2, deadline_seconds=60.0)
         job.report(writing.id, 0)
-        catalog.report_rank(writing.id, 1, state="staged")
+        catalog.report_rank(writing.id, 1, state="staged", staged_bytes=900)
+        catalog.report_progress(writing.id, 1, 300)
         merging = job.written(3, deadline_seconds=None)
         first, second, third = catalog.view("in_flight")
         assert [first["generation_id"], second["generation_id"], third["generation_id"]] == [
@@ -82,6 +84,8 @@ class ViewCases:
         assert (second["ranks_expected"], second["ranks_durable"]) == (3, 1)
         assert sorted(second["missing_ranks"].split(",")) == ["1", "2"]
         assert (second["slowest_rank"], second["slowest_rank_state"]) == (2, "writing")
+        assert (second["ranks_staged"], second["staged_bytes"], second["replicated_bytes"]) == (1, 900, 300)
+        assert (third["ranks_staged"], third["staged_bytes"], third["replicated_bytes"]) == (0, None, None)
         assert 0 < second["seconds_to_deadline"] <= 60
         assert (third["missing_ranks"], third["seconds_to_deadline"], third["slowest_rank_state"]) == (
             None,
@@ -127,6 +131,31 @@ class ViewCases:
         catalog.mark_swept(job.begun[-1])
         (space,) = catalog.view("space_by_run")
         assert (space["reclaimable_generations"], space["deleted_generations"]) == (0, 1)
+
+    def test_view_stalls_tells_staged_and_durable_apart(self, make_catalog: MakeCatalog, raw: RawSql) -> None:
+        catalog = make_catalog()
+        job = Job.start(catalog, world_size=2)
+        generation = job.begin(1)
+        catalog.report_rank(generation.id, 0, state="staged", staged_bytes=700, staged_seconds=0.5)
+        catalog.report_rank(generation.id, 1, state="staged", staged_bytes=300, staged_seconds=0.75)
+        (stall,) = catalog.view("stalls")
+        assert (stall["staged_bytes"], stall["staged_seconds"]) == (1000, 0.75)
+        assert stall["freed_seconds"] >= 0
+        assert stall["durable_seconds"] is None
+        job.report(generation.id, 0)
+        direct = job.written(2)
+        begun = direct.created_at
+        for column, rank, seconds in (("staged_at", 0, 1), ("staged_at", 1, 2), ("durable_at", 0, 9)):
+            sql = f"UPDATE ranks SET {column} = :at WHERE generation_id = :id AND rank = :rank"
+            at = generation.created_at + timedelta(seconds=seconds)
+            raw(sql, {"at": at, "id": generation.id, "rank": rank})
+        raw("UPDATE ranks SET durable_at = :at WHERE generation_id = :id", {"at": begun, "id": direct.id})
+        first, second = catalog.view("stalls")
+        assert (first["freed_seconds"], first["durable_seconds"]) == (pytest.approx(2, abs=0.01), None)
+        assert (second["freed_seconds"], second["durable_seconds"]) == (pytest.approx(0), pytest.approx(0))
+        assert (second["staged_bytes"], second["staged_seconds"]) == (None, None)
+        raw("UPDATE ranks SET durable_at = staged_at WHERE rank = 1 AND staged_at IS NOT NULL", {})
+        assert catalog.view("stalls")[0]["durable_seconds"] == pytest.approx(9, abs=0.01)
 
     def test_view_names_are_checked(self, make_catalog: MakeCatalog) -> None:
         with pytest.raises(InvalidInput, match="latest_committed"):

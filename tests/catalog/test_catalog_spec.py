@@ -60,7 +60,7 @@ def test_every_column_of_a_view_is_told(view: str, database: Path) -> None:
 
 def test_the_dashboard_queries_run_on_plain_sqlite(database: Path, make_catalog: MakeCatalog) -> None:
     history(make_catalog)
-    assert len(QUERIES) == 7
+    assert len(QUERIES) == 8
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         answers = [connection.execute(query).fetchall() for query in QUERIES]
     assert_answers(answers)
@@ -68,12 +68,13 @@ def test_the_dashboard_queries_run_on_plain_sqlite(database: Path, make_catalog:
 
 def assert_answers(answers: list[list[Any]]) -> None:
     """Those of the dashboard's queries to what ``history`` leaves, from any database."""
-    lag, latest, flight, errors, stalls, space, events = answers
+    lag, latest, flight, errors, stalls, space, behind, events = answers
     assert [row[0] for row in lag] == ["quiet"]
     assert [(row[0], row[2]) for row in latest] == [("llama", 2)]
     assert [(row[0], row[2], row[4], row[5]) for row in flight] == [("llama", "writing", "0/1", 0)]
     assert [(row[1], row[2], row[3]) for row in errors] == [("persist", "disk full", 1)]
     assert stalls[0][:2] == ("llama", 1)
     assert [float(seconds) for seconds in stalls[0][2:4]] == [0.25, 0.25]
+    assert behind == []
     assert space[0] == ("llama", 1, 1000, 2, 1000)
     assert [row[2] for row in events] == ["begin", "durable", "commit", "prove", "retire"]

@@ -121,7 +121,7 @@ def test_only_chunks_that_hold_some_of_it_are_read(monkeypatch: pytest.MonkeyPat
     array = numbers((16, 1 << 16), "uint8")
     opened = lay_out({"w": (array, grid(array.shape, [[8], []]))}, chunk_bytes=4096)
     reads = Reads(opened, monkeypatch)
-    monkeypatch.setattr("ckptfmt.engine.read._GAP_BYTES", 0)
+    monkeypatch.setattr("ckptfmt.engine.nearest.GAP_BYTES", 0)
     local = np.zeros((16, 100), np.uint8)
     report = restore(opened, {"w": Sharded(local, array.shape, (0, 5000))})
     same(local, dense(array[:, 5000:5100]))

@@ -24,11 +24,29 @@ def told_of(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -> s
     told = [f"rank {rank.rank} failed: {rank.error}" for rank in failed[:NAMED_MAX]]
     if len(failed) > NAMED_MAX:
         told.append(f"{len(failed) - NAMED_MAX} more ranks failed")
+    told += _staged(site, ranks)
     parts = _parts(site, row)
     absent = [rank.rank for rank in ranks if not rank.error and layout.part_name(rank.rank) not in parts]
     if absent:
         told.append(f"{ranks_shown(sorted(absent))} never acknowledged")
     return "; ".join(told) or "all parts are there, but the catalog was never told of them"
+
+
+def _staged(site: Site, ranks: Sequence[RankRecord]) -> list[str]:
+    """Where the packs of dead ranks may lie: whoever recovers there, with that stage, can finish them."""
+    by_tier: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.staged_tier is not None and not rank.error:
+            by_tier.setdefault(rank.staged_tier, []).append(rank.rank)
+    if not by_tier:
+        return []
+    known = {tier.uuid: tier for tier in site.sql().tiers()}
+    told = []
+    for uuid, members in by_tier.items():
+        tier = known.get(uuid)
+        where = f"tier {uuid}" if tier is None else f"host {tier.host} ({tier.url})"
+        told.append(f"{ranks_shown(sorted(members))} staged on {where}")
+    return told
 
 
 def _parts(site: Site, row: GenerationRecord) -> set[str]:

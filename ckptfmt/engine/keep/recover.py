@@ -9,9 +9,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ckptfmt.engine import process, protocol, verdicts
 from ckptfmt.engine.keep import absentees
+from ckptfmt.engine.keep.resume import Renew, can_finish_staged, finish_staged, free_aborted
+from ckptfmt.engine.leases import renewal
 from ckptfmt.engine.opened import open_proven, read_manifest
 from ckptfmt.engine.reports import RecoverAction, RecoverReport
 from ckptfmt.engine.site import Site
@@ -41,6 +44,7 @@ Acquire = Callable[[str, str], LaunchRecord]
 _UNFINISHED = (State.WRITING, State.DURABLE)
 _SETTLE_SECONDS = 60.0
 _DURABLE = "every rank's data was durable"
+_STAGED = "every rank's data was durable, or is finished from the stage"
 _PENDING = "its proof is pending: storage or the catalog kept refusing it; the next recover tries again"
 _RETIRED = (
     "storage says that it was committed as number {found.commit_seq} of epoch {found.epoch}, and retired since: the "
@@ -91,7 +95,8 @@ def _held_by(holder: LaunchRecord) -> str:
 def settle_older(site: Site, run: str, launch: LaunchRecord) -> list[RecoverAction]:
     """Settle every ``writing`` or ``durable`` row of launches with a lower fence, oldest first."""
     rows = [row for row in site.sql().generations(run=run, states=_UNFINISHED) if row.fence < launch.fence]
-    return [settle(site, row, fence=launch.fence) for row in _in_order(rows)]
+    renew = renewal(site.sql(), launch)
+    return [settle(site, row, fence=launch.fence, renew=renew) for row in _in_order(rows)]
 
 
 def _in_order(rows: Sequence[GenerationRecord]) -> list[GenerationRecord]:
@@ -99,13 +104,13 @@ def _in_order(rows: Sequence[GenerationRecord]) -> list[GenerationRecord]:
     return sorted(rows, key=lambda row: (row.fence, row.save_number))
 
 
-def settle(site: Site, row: GenerationRecord, *, fence: int) -> RecoverAction:
+def settle(site: Site, row: GenerationRecord, *, fence: int, renew: Renew) -> RecoverAction:
     """Bring one unfinished row of a fenced launch to its verdict.
 
     One that storage contradicts is passed over, and told: it must not keep every later launch out.
     """
     try:
-        return _settle(site, row, fence)
+        return _settle(site, row, fence, renew)
     except (Conflict, NotFound, FormatError) as error:
         return _action(row, "left", contradicted(site, error))
 
@@ -126,20 +131,22 @@ def _contradiction(site: Site, error: CkptError) -> str:
     return f"{error}; see what `ckptfmt db rebuild --merge {site.backend.url}` says of it"
 
 
-def _settle(site: Site, row: GenerationRecord, fence: int) -> RecoverAction:
+def _settle(site: Site, row: GenerationRecord, fence: int, renew: Renew) -> RecoverAction:
     adopted = _adopt_if_proven(site, row, fence)
     if adopted is not None:
         return adopted
     try:
+        resumed = row.state is State.WRITING and finish_staged(site, row, renew)
         finished = _finish(site, row, fence)
     except (NotFound, FormatError, Mismatch, SaveFailed, BackendError) as error:
         if not _shows_incomplete(error):
             raise
         site.sql().abort(row.id, stage="recover", rank=None, reason=f"incomplete: {error}"[:1000], fence=fence)
         log.warning("generation %d of run %r (step %d) aborted: %s", row.id, row.run, row.step, error)
+        free_aborted(site, row)
         return _action(row, "aborted", str(error))
     log.warning("generation %d of run %r (step %d) was complete and is now committed", row.id, row.run, row.step)
-    return _action(finished, "committed", _DURABLE)
+    return _action(finished, "committed", _STAGED if resumed else _DURABLE)
 
 
 def _shows_incomplete(error: Exception) -> bool:
@@ -235,12 +242,13 @@ def _facts(site: Site, row: GenerationRecord, found: verdict.Commit) -> AdoptFac
     ref = found.manifest
     if opened.info.committed_at is None:
         raise FormatError(f"{site.backend.url}/{folder}: a committed verdict without a time")
+    durable = protocol.durable_facts(opened.manifest, row.key, ref.name, ref.digest, ref.bytes)
     return AdoptFacts(
         commit_seq=found.commit_seq,
         committed_at=opened.info.committed_at,
         commit_fence=found.fence,
         epoch=found.epoch,
-        durable=protocol.durable_facts(opened.manifest, row.key, ref.name, ref.digest, ref.bytes),
+        durable=replace(durable, tiers=verdict.tiers_of(found)),
     )
 
 
@@ -307,6 +315,8 @@ def _planned(site: Site, row: GenerationRecord) -> RecoverAction:
     if found is not None and verdicts.belongs(found, site, row):
         return _plan_for(site, row, found)
     try:
+        if row.state is State.WRITING and can_finish_staged(site, row):
+            return _action(row, "committed", _STAGED)
         _check_complete(site, row)
     except (NotFound, FormatError, Mismatch, SaveFailed, BackendError) as error:
         if not _shows_incomplete(error):

@@ -55,11 +55,12 @@ def restore_state(
 
     With ``arena`` the bytes land there: aligned, already touched, and needed for the next save anyway.
     """
-    began = time.perf_counter()
+    began, mark = time.perf_counter(), opened.nearest.log.mark()
     with held_back():
         view = view_for_restore(opened, rank=options.rank, world_size=options.world_size, map=options.map)
         plan = plan_restore(view, into, families, options)
         read = _execute(view, plan, families, options, arena)
+    reading = opened.nearest.log.since(mark)
     return RestoreReport(
         generation_id=opened.info.id,
         run=opened.info.run,
@@ -73,6 +74,9 @@ def restore_state(
         unexpected=tuple(plan.unexpected),
         cast=tuple(plan.cast),
         skipped=tuple(plan.skipped),
+        sources=reading.sources,
+        damaged=reading.damaged,
+        retries=reading.retries,
     )
 
 

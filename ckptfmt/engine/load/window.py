@@ -8,10 +8,10 @@ from ckptfmt.engine.arena import PAGE, map_memory
 from ckptfmt.engine.load.decisions import Fill
 from ckptfmt.engine.load.filling import Filling, takes_all
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.plan import align_down, align_up
-from ckptfmt.engine.read import StoredBox, check_chunk
+from ckptfmt.engine.plan import WINDOW_BYTES, align_down, align_up
+from ckptfmt.engine.read import StoredBox
 from ckptfmt.engine.touch import address_of
-from ckptfmt.engine.transfer import IO_THREADS, copy_memory, run_all
+from ckptfmt.engine.transfer import copy_memory, run_all
 from ckptfmt.format import checksum
 
 
@@ -24,16 +24,17 @@ def fill_through_window(opened: Opened, fills: Sequence[Fill], changed: list[str
     tensor at a time: each of its chunks once.
     """
     read_bytes = 0
-    for together in _by_stored(fills):
-        first = together[0]
-        address = _dense_address(first)
-        if address is None:
-            read_bytes += _fill_at_once(opened, together, changed)
-            continue
-        try:
-            read_bytes += _fill_dense(opened, first.row.boxes[0], address, first.path, changed)
-        finally:
-            first.family.wrote_to([first.value])
+    with opened.noting_damage():
+        for together in _by_stored(fills):
+            first = together[0]
+            address = _dense_address(first)
+            if address is None:
+                read_bytes += _fill_at_once(opened, together, changed)
+                continue
+            try:
+                read_bytes += _fill_dense(opened, first.row.boxes[0], address, first.path, changed)
+            finally:
+                first.family.wrote_to([first.value])
     return read_bytes
 
 
@@ -62,8 +63,8 @@ def _dense_address(fill: Fill) -> int | None:
 
 def _fill_dense(opened: Opened, box: StoredBox, address: int, path: str, changed: list[str]) -> int:
     spans = list(enumerate(checksum.chunk_spans(box.nbytes, box.chunk_bytes)))
-    workers = min(IO_THREADS, len(spans))
     window_bytes = align_up(min(box.chunk_bytes, box.nbytes)) + 2 * PAGE
+    workers = max(1, min(opened.nearest.threads([box.pack]), len(spans), WINDOW_BYTES // window_bytes))
     windows = [map_memory(window_bytes) for _ in range(workers)]
 
     def work(number: int) -> None:
@@ -71,9 +72,8 @@ def _fill_dense(opened: Opened, box: StoredBox, address: int, path: str, changed
             offset = box.offset + inner
             start, stop = align_down(offset), min(align_up(offset + nbytes), box.pack_bytes)
             window = windows[number][: stop - start]
-            opened.site.backend.read_into(box.pack, start, window)
+            opened.nearest.fill(box.pack, start, window, [(box, index, offset, nbytes)])
             data = window[offset - start : offset - start + nbytes]
-            check_chunk(box, index, offset, data)
             _note(path, changed)
             copy_memory([(address + inner, address_of(data), nbytes)])
 

@@ -243,6 +243,10 @@ class Snapshot:
         """Whether a pack that failed can be written again: all its bytes must still be here."""
         return self._window.rewind(planned.units)
 
+    def rewind_all(self) -> bool:
+        """Whether all packs can be written once more, to another place."""
+        return all(self.rewind(planned) for planned in self.plan.packs)
+
     def drop(self, cause: BaseException | None = None) -> None:
         """Nobody will write what has not been written yet: lets go of whoever waits for room or for ``freeze``."""
         if not self._frozen.is_set():
@@ -261,6 +265,7 @@ class Snapshot:
         finally:
             if self.deferral is not None:
                 self.deferral.settle()
+            self._memory = memoryview(b"")  # the arena may be another snapshot's from here on
 
 
 def take_snapshot(
