@@ -51,7 +51,7 @@ test: $(VENV)/.installed-dev ## Run the tests
 test-slow: $(VENV)/.installed-dev ## Run the tests that need much time or memory
 	$(PY) -m pytest -m slow $(ARGS)
 
-rigs: $(VENV)/.installed-dev ## Run the tests on real disks: power cuts, failing and full ones (root that may mount; see .ci/run)
+rigs: $(VENV)/.installed-dev ## Run the tests on real disks and NFS: power cuts, failing, full and vanishing ones (root that may mount; see .ci/run)
 	$(PY) -m pytest -m rig tests/rigs $(ARGS)
 
 model: $(VENV)/.installed-dev ## Explore the commit protocol exhaustively (under 4 minutes)

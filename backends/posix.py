@@ -20,10 +20,13 @@ from ckptfmt.backends.keys import is_catalog_file, is_component, is_temporary
 from ckptfmt.backends.posix_create import Creation
 from ckptfmt.backends.posix_direct import BLOCK, DirectRules
 from ckptfmt.backends.posix_errors import translate, translated
-from ckptfmt.backends.posix_folders import ABSENT, Folders
+from ckptfmt.backends.posix_folders import Folders
 from ckptfmt.backends.posix_mapping import MappedRange, map_cached
+from ckptfmt.backends.posix_names import Names
+from ckptfmt.backends.posix_place import ABSENT, Place
+from ckptfmt.backends.posix_read_back import ReadBack
 from ckptfmt.backends.posix_reader import PosixReader, require_regular
-from ckptfmt.backends.posix_writer import PosixWriter
+from ckptfmt.backends.posix_writer import PosixWriter, WriterTools
 from ckptfmt.backends.syscalls import Syscalls
 from ckptfmt.errors import InvalidInput
 from ckptfmt.ports.backend import Buffer, ObjectInfo, Traits
@@ -38,6 +41,9 @@ class PosixOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     direct: bool | None = None
     """Direct I/O (``O_DIRECT``): None = where it works, True = an error where it does not, False = never."""
+    read_back: bool | None = None
+    """Compare what was written with what the file system gives back, past this machine's page cache, before it counts
+    as durable: None = on file systems that other machines share."""
 
 
 class PosixBackend:
@@ -46,11 +52,13 @@ class PosixBackend:
     def __init__(
         self, root: str | Path, options: PosixOptions | None = None, *, syscalls: Syscalls | None = None
     ) -> None:
+        self._options: Final = options or PosixOptions()
         self._sys: Final = syscalls if syscalls is not None else Syscalls()
-        self._folders: Final = Folders(os.path.abspath(root), self._sys)
-        self._rules: Final = DirectRules(self._sys, (options or PosixOptions()).direct)
-        self._reader: Final = PosixReader(self._rules, self._sys)
-        self._creation: Final = Creation(self._folders, self._sys)
+        self._place: Final = Place(os.path.abspath(root), self._sys)
+        self._names: Final = Names(self._place, self._sys)
+        self._folders: Final = Folders(self._place.root, self._names, self._sys)
+        self._rules: Final = DirectRules(self._sys, self._options.direct)
+        self._reader: Final = PosixReader(self._rules, self._names, self._sys)
         self._traits: Traits | None = None
 
     @property
@@ -61,20 +69,30 @@ class PosixBackend:
     def traits(self) -> Traits:
         if self._traits is None:
             with translated("look at", self._folders.root):
-                in_memory = self._folders.is_in_memory()
+                in_memory = self._place.is_in_memory()
                 self._traits = Traits(
                     scheme="file",
-                    durable=(
-                        "in this machine's memory only: gone at the next boot"
-                        if in_memory
-                        else "file and folder have been synced (fsync), as durable as the file system's promise"
-                    ),
+                    durable=self._promise(in_memory),
                     survives_power_loss=not in_memory,
-                    local=self._folders.is_local(),
+                    local=self._place.is_local(),
                     alignment=BLOCK,
                     folders=True,
                 )
         return self._traits
+
+    def _promise(self, in_memory: bool) -> str:
+        if in_memory:
+            return "in this machine's memory only: gone at the next boot"
+        synced = "file and folder have been synced (fsync)"
+        if self._read_back() is not None:
+            synced += " and the bytes read back past this machine's cache"
+        return f"{synced}, as durable as the file system's promise"
+
+    def _read_back(self) -> ReadBack | None:
+        wanted = self._options.read_back
+        if not (self._place.is_remote() if wanted is None else wanted):
+            return None
+        return ReadBack(self._names, self._sys, direct=self._options.direct is not False)
 
     # -- folders -------------------------------------------------------------------------------
     def create_root(self) -> None:
@@ -111,15 +129,16 @@ class PosixBackend:
     def create(self, key: str, data: Buffer) -> None:
         path = self._folders.object_path(key, "create")
         view = flat_bytes(data, f"create {path}")
-        with translated("create", path, needed=len(view), free=self._folders.room_or_none):
-            self._creation.create(path, view)
+        with translated("create", path, needed=len(view), free=self._place.room_or_none):
+            Creation(self._folders, self._names, self._read_back(), self._sys).create(path, view)
 
     def open_writer(self, key: str, nbytes: int) -> PosixWriter:
         path = self._folders.object_path(key, "write")
         if not 0 <= nbytes <= _LARGEST:
             raise InvalidInput(f"write {path}: {nbytes} is no size of a file; give 0 to {_LARGEST} bytes")
-        writer = PosixWriter(path, nbytes, self._folders, self._rules, self._sys)
-        with translated("write", path, needed=nbytes, free=self._folders.room_or_none):
+        with translated("write", path, needed=nbytes, free=self._place.room_or_none):
+            tools = WriterTools(self._place, self._names, self._folders, self._rules, self._read_back(), self._sys)
+            writer = PosixWriter(path, nbytes, tools)
             writer.open()
         return writer
 
@@ -130,14 +149,14 @@ class PosixBackend:
 
     def _unlink(self, path: str) -> None:
         try:
-            self._sys.unlink(path)
+            self._names.unlink(path)
         except FileNotFoundError:
             pass  # the sync below still counts: whoever removed it may have died before its own
         except NotADirectoryError:
             return
         except OSError as error:
             # A folder of that name (EISDIR on Linux, EPERM elsewhere) is no object.
-            if error.errno not in (errno.EISDIR, errno.EPERM) or not stat.S_ISDIR(self._sys.lstat(path).st_mode):
+            if error.errno not in (errno.EISDIR, errno.EPERM) or not stat.S_ISDIR(self._names.facts(path).st_mode):
                 raise
             return
         try:
@@ -183,7 +202,7 @@ class PosixBackend:
     def head(self, key: str) -> ObjectInfo:
         path = self._folders.object_path(key, "look at")
         with translated("look at", path):
-            facts = self._sys.lstat(path)
+            facts = self._names.facts(path)
             require_regular(facts, path)
             return ObjectInfo(key, facts.st_size)
 
@@ -210,7 +229,7 @@ class PosixBackend:
 
     def _entries(self, path: str, prefix: str, *, temporary: bool = False) -> list[os.DirEntry[str]]:
         try:
-            entries = self._sys.scandir(path)
+            entries = self._names.entries(path)
         except ABSENT:
             return []
         return [
@@ -234,7 +253,7 @@ class PosixBackend:
     # -- the place -----------------------------------------------------------------------------
     def space(self) -> int | None:
         with translated("ask for the free space of", self._folders.root):
-            room = self._folders.room()
+            room = self._place.room()
             return None if room is None else room.nbytes
 
     def close(self) -> None:

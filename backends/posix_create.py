@@ -1,10 +1,10 @@
 """Creates one small object: all of it, durably, or nothing, and never over another.
 
-The usual way is a temporary name, file sync, ``link`` to the final name, ``unlink``, folder sync. Where
-the file system has no hard links, ``renameat2(RENAME_NOREPLACE)`` takes link's place; where it has
-neither, the object is written in place under a file lock, and what a killed writer left is completed
-if it is a beginning of the same bytes. Only that last way lets a reader see an unfinished object,
-and takes a finished one that is a beginning of the new bytes for an unfinished one.
+The usual way is a temporary name, file sync (and reading back, where others share the file system), ``link`` to the
+final name, ``unlink``, folder sync. Where the file system has no hard links, ``renameat2(RENAME_NOREPLACE)`` takes
+link's place; where it has neither, the object is written in place under a file lock, and what a killed writer left is
+completed if it is a beginning of the same bytes. Only that last way lets a reader see an unfinished object, and takes a
+finished one that is a beginning of the new bytes for an unfinished one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ckptfmt.backends.keys import temporary_name
 from ckptfmt.backends.posix_descriptors import opened
 from ckptfmt.backends.posix_errors import NO_SPACE
 from ckptfmt.backends.posix_folders import Folders
+from ckptfmt.backends.posix_names import Names
+from ckptfmt.backends.posix_read_back import ReadBack, Sent
 from ckptfmt.backends.posix_reader import require_regular
 from ckptfmt.backends.syscalls import Syscalls
 from ckptfmt.errors import BackendError, Conflict
@@ -30,8 +32,10 @@ _NO_EXCLUSIVE_RENAME: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNO
 class Creation:
     """Creates objects for one backend. Raises ``OSError`` for its owner to translate."""
 
-    def __init__(self, folders: Folders, syscalls: Syscalls) -> None:
+    def __init__(self, folders: Folders, names: Names, read_back: ReadBack | None, syscalls: Syscalls) -> None:
         self._folders: Final = folders
+        self._names: Final = names
+        self._read_back: Final = read_back
         self._sys: Final = syscalls
 
     def create(self, path: str, data: memoryview) -> None:
@@ -43,7 +47,7 @@ class Creation:
         folder = os.path.dirname(path)
         temporary = os.path.join(folder, temporary_name())
         try:
-            self._write_new(temporary, data)
+            self._write_new(temporary, data, path)
         except OSError as error:
             if error.errno not in NO_SPACE or not self._folders.stands(path):
                 raise
@@ -55,26 +59,26 @@ class Creation:
         try:
             published = self._publish(temporary, path)
         except FileExistsError:
-            self._sys.unlink(temporary)
+            self._names.unlink(temporary)
             self._require_equal(path, data)
             published = True
         except BaseException:
             self._drop(temporary)
             raise
         if not published:
-            self._sys.unlink(temporary)
+            self._names.unlink(temporary)
             self._write_in_place(path, data)
         return self._folders.sync(folder)
 
     def _publish(self, temporary: str, path: str) -> bool:
         """Give the finished file its name. False if the file system can't do that without overwriting."""
         try:
-            self._sys.link(temporary, path)
+            self._names.link(temporary, path)
         except OSError as error:
             if error.errno not in _NO_LINK:
                 raise
         else:
-            self._sys.unlink(temporary)
+            self._names.unlink(temporary)
             return True
         try:
             self._sys.rename_noreplace(temporary, path)
@@ -84,13 +88,17 @@ class Creation:
             return False
         return True
 
-    def _write_new(self, path: str, data: memoryview) -> None:
+    def _write_new(self, path: str, data: memoryview, final: str) -> None:
         try:
             with opened(
-                self._sys, path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, writing=True
+                self._names, path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, writing=True
             ) as descriptor:
                 self._write(descriptor, path, data, 0)
                 self._sys.fsync(descriptor)
+            if self._read_back is not None:
+                sent = Sent()
+                sent.note(0, data)
+                self._read_back.compare(f"create {final}", path, len(data), sent)
         except BaseException:
             self._drop(path)
             raise
@@ -106,7 +114,7 @@ class Creation:
             done += count
 
     def _write_in_place(self, path: str, data: memoryview) -> None:
-        with opened(self._sys, path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, writing=True) as descriptor:
+        with opened(self._names, path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, writing=True) as descriptor:
             # Held until closed, so that a beginning seen under it is a dead writer's and not a live one's.
             self._sys.lock(descriptor)
             found = self._beginning(descriptor, len(data) + 1)
@@ -117,14 +125,14 @@ class Creation:
 
     def _is_beginning(self, path: str, data: memoryview) -> bool:
         """Whether ``path`` holds less than ``data``, and nothing else."""
-        require_regular(self._sys.lstat(path), path)
-        with opened(self._sys, path, os.O_RDONLY | os.O_NOFOLLOW, writing=True) as descriptor:
+        require_regular(self._names.facts(path), path)
+        with opened(self._names, path, os.O_RDONLY | os.O_NOFOLLOW, writing=True) as descriptor:
             found = self._beginning(descriptor, len(data))
             return len(found) < len(data) and found == data[: len(found)]
 
     def _require_equal(self, path: str, data: memoryview) -> None:
-        require_regular(self._sys.lstat(path), path)
-        with opened(self._sys, path, os.O_RDONLY | os.O_NOFOLLOW, writing=True) as descriptor:
+        require_regular(self._names.facts(path), path)
+        with opened(self._names, path, os.O_RDONLY | os.O_NOFOLLOW, writing=True) as descriptor:
             if self._beginning(descriptor, len(data) + 1) != data:
                 raise _occupied(path)
             # Whoever wrote it may have died before its own sync.
@@ -146,7 +154,7 @@ class Creation:
     def _drop(self, path: str) -> None:
         # The first error is the one to tell; what stays behind is debris that `sweep_debris` finds.
         with contextlib.suppress(OSError):
-            self._sys.unlink(path)
+            self._names.unlink(path)
 
 
 def _occupied(path: str) -> Conflict:

@@ -1,4 +1,4 @@
-"""The folders of a posix repository: paths of keys, durable folders, and where they lie."""
+"""The folders of a posix repository: paths of keys, and durable folders."""
 
 from __future__ import annotations
 
@@ -10,44 +10,23 @@ from typing import Final
 
 from ckptfmt.backends.keys import checked_key, checked_prefix, temporary_name
 from ckptfmt.backends.posix_descriptors import opened
-from ckptfmt.backends.posix_errors import NO_SPACE, Room, symlink_refused
+from ckptfmt.backends.posix_errors import NO_SPACE, symlink_refused
+from ckptfmt.backends.posix_names import Names
+from ckptfmt.backends.posix_place import ABSENT
 from ckptfmt.backends.syscalls import Syscalls
 from ckptfmt.errors import Conflict
 
-ABSENT: Final = (FileNotFoundError, NotADirectoryError)
 _log = logging.getLogger("ckptfmt.backends.posix")
 
-# linux/magic.h, and for zfs, lustre, gpfs, bcachefs and f2fs what statfs(2) and those projects document
-_FILE_SYSTEMS: Final = {
-    0xEF53: "ext",
-    0x58465342: "xfs",
-    0x9123683E: "btrfs",
-    0x2FC12FC1: "zfs",
-    0x794C7630: "overlay",
-    0x01021994: "tmpfs",
-    0x858458F6: "ramfs",
-    0xF2F52010: "f2fs",
-    0xCA451A4E: "bcachefs",
-    0x6969: "nfs",
-    0xFF534D42: "cifs",
-    0xFE534D42: "smb2",
-    0x65735546: "fuse",
-    0x0BD00BD0: "lustre",
-    0x00C36400: "ceph",
-    0x47504653: "gpfs",
-    0x01021997: "9p",
-    0x00C0FFEE: "hostfs",
-}
-_LOCAL: Final = frozenset({"ext", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "f2fs", "bcachefs"})
-_IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _NO_FOLDER_SYNC: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 
 
 class Folders:
     """Maps keys to paths below ``root`` and makes changes of folders durable."""
 
-    def __init__(self, root: str, syscalls: Syscalls) -> None:
+    def __init__(self, root: str, names: Names, syscalls: Syscalls) -> None:
         self.root: Final = root
+        self._names: Final = names
         self._sys: Final = syscalls
         self._told: set[str] = set()
 
@@ -60,10 +39,10 @@ class Folders:
         return self._inside(checked_prefix(prefix), prefix, operation)
 
     def _inside(self, key: str, folder: str, operation: str) -> str:
-        if folder:
-            # The root itself may be reached through links: that is its owner's choice.
-            real = os.path.realpath(os.path.join(self.root, folder))
-            if real != os.path.join(os.path.realpath(self.root), folder):
+        path = self.root  # which may itself be reached through links: that is its owner's choice
+        for name in folder.split("/") if folder else ():
+            path = os.path.join(path, name)
+            if os.path.islink(path):
                 raise symlink_refused(operation, os.path.join(self.root, folder))
         return os.path.join(self.root, key) if key else self.root
 
@@ -85,13 +64,13 @@ class Folders:
         """Make a file in the root and remove it. Without room for one this says nothing, and is no error."""
         probe = os.path.join(self.root, temporary_name())
         try:
-            with opened(self._sys, probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, writing=False):
+            with opened(self._names, probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, writing=False):
                 pass
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
         else:
-            self._sys.unlink(probe)
+            self._names.unlink(probe)
 
     def make(self, prefix: str) -> None:
         """Make ``prefix`` and its parents below the root, durably."""
@@ -105,7 +84,7 @@ class Folders:
 
     def _mkdir(self, path: str) -> None:
         try:
-            self._sys.mkdir(path)
+            self._names.mkdir(path)
         except FileExistsError:
             if not self.is_folder(path):
                 raise Conflict(f"make folder {path}: a file stands in its place; move it away") from None
@@ -114,7 +93,7 @@ class Folders:
     def stands(self, path: str) -> bool:
         """Whether there is something of that name, or a link to nowhere. ``OSError`` if that can't be told."""
         try:
-            self._sys.lstat(path)
+            self._names.facts(path)
         except ABSENT:
             return False
         return True
@@ -122,13 +101,13 @@ class Folders:
     def is_folder(self, path: str) -> bool:
         """Whether ``path`` is a folder, or a link to one. Raises ``OSError`` if that can't be told."""
         try:
-            return stat.S_ISDIR(self._sys.lstat(path + os.sep).st_mode)
+            return stat.S_ISDIR(self._names.facts(path + os.sep).st_mode)
         except ABSENT:
             return False
 
     def sync(self, path: str) -> None:
         """Make the entries of the folder ``path`` durable."""
-        with opened(self._sys, path, os.O_RDONLY | os.O_DIRECTORY, writing=True) as descriptor:
+        with opened(self._names, path, os.O_RDONLY | os.O_DIRECTORY, writing=True) as descriptor:
             try:
                 self._sys.fsync(descriptor)
             except OSError as error:
@@ -147,37 +126,3 @@ class Folders:
         if path not in self._told:
             self._told.add(path)
             _log.warning("%s: %s", path, what)
-
-    # -- the place -----------------------------------------------------------------------------
-    def _existing(self) -> str:
-        path = self.root
-        while not self.stands(path) and path != os.path.dirname(path):
-            path = os.path.dirname(path)
-        return path
-
-    def room(self) -> Room | None:
-        """Return what is left for a writer without privileges; None where the file system counts nothing."""
-        place = self._sys.statvfs(self._existing())
-        if not place.f_blocks:
-            return None
-        return Room(place.f_bavail * place.f_frsize, place.f_favail if place.f_files else None)
-
-    def room_or_none(self) -> Room | None:
-        """As ``room``, for error messages: an error here must not hide the one being told."""
-        try:
-            return self.room()
-        except OSError:
-            return None
-
-    def file_system(self) -> str:
-        """Return the file system's name, e.g. ``ext`` or ``nfs``, or its number in hex where it has none here."""
-        number = self._sys.file_system_type(self._existing())
-        if number is None:
-            return "unknown"
-        return _FILE_SYSTEMS.get(number, hex(number))
-
-    def is_local(self) -> bool:
-        return self.file_system() in _LOCAL
-
-    def is_in_memory(self) -> bool:
-        return self.file_system() in _IN_MEMORY

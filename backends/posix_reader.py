@@ -15,6 +15,7 @@ from ckptfmt.backends.buffers import address_of
 from ckptfmt.backends.posix_descriptors import opened
 from ckptfmt.backends.posix_direct import DirectRules
 from ckptfmt.backends.posix_errors import symlink_refused
+from ckptfmt.backends.posix_names import Names
 from ckptfmt.backends.syscalls import Syscalls
 from ckptfmt.errors import BackendError, Corrupt, FormatError, NotFound
 
@@ -24,14 +25,25 @@ _CANT_TELL: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP, errn
 
 
 class PosixReader:
-    """Reads for one backend. Thread-safe; raises ``OSError`` for its owner to translate."""
+    """Reads for one backend. Thread-safe; raises ``OSError`` for its owner to translate.
 
-    def __init__(self, rules: DirectRules, syscalls: Syscalls) -> None:
+    A file whose handle the server forgot while it was read is opened anew, and read from the beginning of the range.
+    """
+
+    def __init__(self, rules: DirectRules, names: Names, syscalls: Syscalls) -> None:
         self._rules: Final = rules
+        self._names: Final = names
         self._sys: Final = syscalls
 
     def read_into(self, path: str, offset: int, view: memoryview) -> None:
         """Fill ``view`` from ``offset``. ``Corrupt`` if the file ends before that."""
+        self._names.again(path, lambda: self._read_into(path, offset, view), reads=True)
+
+    def read_whole(self, path: str, limit: int) -> bytes:
+        """Return all bytes of a small file. ``FormatError`` if there are more than ``limit``."""
+        return self._names.again(path, lambda: self._read_whole(path, limit), reads=True)
+
+    def _read_into(self, path: str, offset: int, view: memoryview) -> None:
         with opened(self._sys, path, OPEN_TO_READ, writing=False) as descriptor:
             facts = self._sys.fstat(descriptor)
             require_regular(facts, path)
@@ -40,8 +52,7 @@ class PosixReader:
             done = self._read_direct(descriptor, facts.st_dev, path, offset, view)
             self._read_buffered(descriptor, path, offset, view, done)
 
-    def read_whole(self, path: str, limit: int) -> bytes:
-        """Return all bytes of a small file. ``FormatError`` if there are more than ``limit``."""
+    def _read_whole(self, path: str, limit: int) -> bytes:
         with opened(self._sys, path, OPEN_TO_READ, writing=False) as descriptor:
             facts = self._sys.fstat(descriptor)
             require_regular(facts, path)

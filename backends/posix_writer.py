@@ -1,7 +1,8 @@
 """Writes one large object: past the page cache where that works, from many threads, durable at the end.
 
 The object stands under its final name from the start, but is longer than announced until ``finish``
-cuts it to size: what a killed writer leaves never has the right length.
+cuts it to size: what a killed writer leaves never has the right length. Where others share the file system, ``finish``
+also reads everything back from its server.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from ckptfmt.backends.buffers import Coverage, address_of, flat_bytes
 from ckptfmt.backends.posix_direct import BLOCK, DirectRule, DirectRules
 from ckptfmt.backends.posix_errors import out_of_space, translate
 from ckptfmt.backends.posix_folders import Folders
+from ckptfmt.backends.posix_names import Names
+from ckptfmt.backends.posix_place import Place
+from ckptfmt.backends.posix_read_back import ReadBack, Sent
 from ckptfmt.backends.syscalls import O_DIRECT, Syscalls
 from ckptfmt.errors import BackendError, CkptError, InvalidInput
 from ckptfmt.ports.backend import Buffer
@@ -26,15 +31,31 @@ _NO_RESERVATION: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL
 """fallocate's ways to say that this file system can't reserve; a sparse file of the same length does."""
 
 
+@dataclass(frozen=True)
+class WriterTools:
+    """What the writers of one backend share. ``read_back`` None: not on this file system."""
+
+    place: Place
+    names: Names
+    folders: Folders
+    rules: DirectRules
+    read_back: ReadBack | None
+    syscalls: Syscalls
+
+
 class PosixWriter:
     """An ``ObjectWriter`` on a file. Its descriptors are the only ones the backend keeps open."""
 
-    def __init__(self, path: str, nbytes: int, folders: Folders, rules: DirectRules, syscalls: Syscalls) -> None:
+    def __init__(self, path: str, nbytes: int, tools: WriterTools) -> None:
         self._path: Final = path
         self._nbytes: Final = nbytes
-        self._folders: Final = folders
-        self._rules: Final = rules
-        self._sys: Final = syscalls
+        self._place: Final = tools.place
+        self._names: Final = tools.names
+        self._folders: Final = tools.folders
+        self._rules: Final = tools.rules
+        self._read_back: Final = tools.read_back
+        self._sent: Final = Sent()
+        self._sys: Final = tools.syscalls
         self._coverage: Final = Coverage(path, nbytes)
         self._turn: Final = threading.Condition()
         self._writing = 0
@@ -47,10 +68,10 @@ class PosixWriter:
     # -- opening -------------------------------------------------------------------------------
     def open(self) -> None:
         """Make the file and reserve its space. On any error nothing is left behind."""
-        free = self._folders.room()
+        free = self._place.room()
         if free is not None and free.nbytes < self._nbytes:
             raise out_of_space(f"write {self._path}: not enough space", errno.ENOSPC, self._nbytes, free)
-        self._buffered = self._sys.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW)
+        self._buffered = self._names.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW)
         try:
             self._reserve()
             self._open_direct()
@@ -77,7 +98,7 @@ class PosixWriter:
         if self._rule is None:
             return
         try:
-            self._direct = self._sys.open(self._path, os.O_WRONLY | O_DIRECT | os.O_NOFOLLOW)
+            self._direct = self._names.open(self._path, os.O_WRONLY | O_DIRECT | os.O_NOFOLLOW)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -97,6 +118,8 @@ class PosixWriter:
         try:
             with self._dead_after_error("write", offset):
                 self._write(offset, view)
+                if self._read_back is not None:
+                    self._sent.note(offset, view)
             self._coverage.add(offset, len(view))
         finally:
             with self._turn:
@@ -156,7 +179,10 @@ class PosixWriter:
 
     # -- ending --------------------------------------------------------------------------------
     def finish(self) -> None:
-        """Cut the object to its size and make it durable: file, then folder. A failed sync is never repeated."""
+        """Cut the object to its size and make it durable: file, then folder. A failed sync is never repeated.
+
+        ``BackendError`` of the kind ``read_back`` if the server gives back other bytes than were written.
+        """
         with self._turn:
             if self._state == "finished":
                 return
@@ -169,6 +195,8 @@ class PosixWriter:
             self._sys.ftruncate(self._buffered, self._nbytes)
             self._sys.fsync(self._buffered)
             self._close()
+            if self._read_back is not None:
+                self._read_back.compare(f"finish {self._path}", self._path, self._nbytes, self._sent)
             self._folders.sync(os.path.dirname(self._path))
         with self._turn:
             self._state = "finished"
@@ -186,7 +214,7 @@ class PosixWriter:
         with contextlib.suppress(OSError):
             self._close()
         try:
-            self._sys.unlink(self._path)
+            self._names.unlink(self._path)
             self._folders.sync(os.path.dirname(self._path))
         except FileNotFoundError:
             pass
@@ -232,5 +260,5 @@ class PosixWriter:
                 self._path,
                 offset=offset,
                 needed=self._nbytes,
-                free=self._folders.room_or_none,
+                free=self._place.room_or_none,
             ) from error

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import struct
 import sys
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +21,10 @@ O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 
 _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
+_AT_SYMLINK_NOFOLLOW: Final = 0x100
+_AT_STATX_FORCE_SYNC: Final = 0x2000
 _RENAME_NOREPLACE: Final = 1
+_STATX_BASIC: Final = 0x7FF
 _STATX_DIOALIGN: Final = 0x2000
 _SYS_CACHESTAT: Final = 451
 """One number on every architecture (Linux 6.5)."""
@@ -52,6 +56,17 @@ class Syscalls:
     def lstat(self, path: str) -> os.stat_result:
         return os.lstat(path)
 
+    def lstat_fresh(self, path: str) -> os.stat_result:
+        """As ``lstat``, but never from the cache of a network file system's client; without times and device."""
+        if _statx is None:
+            return os.lstat(path)
+        record = ctypes.create_string_buffer(256)
+        if _statx(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW | _AT_STATX_FORCE_SYNC, _STATX_BASIC, record) != 0:
+            raise _os_error("statx", path)
+        # struct statx (linux/stat.h): from stx_nlink, at byte 16, to stx_size
+        nlink, uid, gid, mode, ino, nbytes = struct.unpack_from("=IIIHxxQQ", record, 16)
+        return os.stat_result((mode, ino, 0, nlink, uid, gid, nbytes, 0, 0, 0))
+
     def statvfs(self, path: str) -> os.statvfs_result:
         return os.statvfs(path)
 
@@ -71,6 +86,11 @@ class Syscalls:
     def pread_cached(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         """Read only what the page cache holds; ``EAGAIN`` if that is nothing, ``EOPNOTSUPP`` where it can't be told."""
         return os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
+
+    def drop_cache(self, descriptor: int) -> None:
+        """Let the page cache forget what it holds of a file, as far as it has been written out."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def fsync(self, descriptor: int) -> None:
         os.fsync(descriptor)
@@ -197,9 +217,9 @@ _syscall = _function(
 )
 
 
-def _os_error(call: str) -> OSError:
+def _os_error(call: str, path: str | None = None) -> OSError:
     code = ctypes.get_errno()
-    return OSError(code, f"{os.strerror(code)} in {call}")
+    return OSError(code, f"{os.strerror(code)} in {call}", path)
 
 
 def _no_such_call(call: str) -> OSError:

@@ -37,7 +37,7 @@ def place(tmp_path: Path, calls: WatchedSyscalls) -> PosixBackend:
             usable = calls.cached_pages(file.fileno(), 0, NBYTES) > 0
         except OSError:
             usable = False
-    if not usable or not backend._folders.is_local():
+    if not usable or not backend._place.is_local():
         pytest.skip("this place does not tell what is cached")
     if backend.map_cached("x", 0, fresh()[:NBYTES]) is None:
         pytest.skip("no memory may be locked here")

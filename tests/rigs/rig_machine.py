@@ -1,6 +1,7 @@
 """A whole machine that can be killed: user-mode Linux, with a disk of its own and the host's files as its root.
 
-Killing its process is a power cut: what its kernel had not written to the disk's image is gone.
+Killing its process is a power cut: what its kernel had not written to the disk's image is gone. Its kernel is also one
+that has what the host's may lack, such as a server and a client of NFS.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import sys
 import time
 from pathlib import Path
 
-from rig_disks import Disk
 from rig_needs import lacking, need_tools
 from rig_processes import die_with_parent
 
@@ -24,7 +24,9 @@ mount -t sysfs sysfs /sys
 mount -t tmpfs tmpfs /run
 export TMPDIR=/run
 mount -t tmpfs tmpfs /mnt
-mkdir /mnt/host /mnt/disk
+mkdir -p /mnt/host /mnt/disk /mnt/modules/lib/modules
+ln -s "/usr/lib/uml/modules/$(uname -r)" /mnt/modules/lib/modules/
+export PATH="$PATH:/usr/sbin:/sbin"
 mount -t hostfs -o {shared} none /mnt/host
 ip link set lo up
 hostname {host}
@@ -68,10 +70,11 @@ long ptrace(int request, ...) {
 
 
 class Machine:
-    """Runs ``command`` with ``disk`` mounted on /mnt/disk; ``shared`` is a folder for both sides, /mnt/host inside."""
+    """Runs ``command`` with the disk ``image`` mounted on /mnt/disk; ``shared`` is a folder for both sides, /mnt/host
+    inside. Its kernel's modules lie below /mnt/modules."""
 
-    def __init__(self, work: Path, disk: Disk, command: list[str]) -> None:
-        need_tools("linux.uml", "gcc")
+    def __init__(self, work: Path, image: Path, command: list[str]) -> None:
+        need_tools("linux.uml", "gcc", "unshare")
         self.shared = work / "shared"
         self.shared.mkdir()
         script = work / "init"
@@ -81,7 +84,7 @@ class Machine:
         )
         script.chmod(0o755)
         arguments = ["mem=512M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={script}"]
-        arguments += [f"ubd0={disk.image}", "con=null", "con0=null,fd:1", "ssl=null", "quiet", "loglevel=3"]
+        arguments += [f"ubd0={image}", "con=null", "con0=null,fd:1", "ssl=null", "quiet", "loglevel=3"]
         environment = {**os.environ, "LD_PRELOAD": str(_shim(work)), "TMPDIR": str(work)}
         self._console = work / "console"
         with self._console.open("wb") as console:
@@ -105,6 +108,21 @@ class Machine:
             assert not (self.shared / "ended").exists(), (self.shared / "out").read_text()[-3000:]
             assert time.monotonic() < until, self._console.read_text(errors="replace")[-2000:]
             time.sleep(0.01)
+
+    def wait_for_end(self, seconds: float) -> int:
+        """Wait until the command has ended by itself: its exit status. What it said is in the shared file ``out``."""
+        ended, until = self.shared / "ended", time.monotonic() + seconds
+        while not ended.exists() or not ended.read_text().endswith("\n"):
+            if self._process.poll() is not None:
+                lacking(f"user-mode Linux does not run here: {self._console.read_text(errors='replace')[:500]}")
+            assert time.monotonic() < until, f"not ended in {seconds} s: {self.said()[-6000:]}"
+            time.sleep(0.02)
+        return int(ended.read_text())
+
+    def said(self) -> str:
+        """What the command has written so far."""
+        out = self.shared / "out"
+        return out.read_text(errors="replace") if out.exists() else self._console.read_text(errors="replace")
 
     def lines(self, name: str) -> list[str]:
         path = self.shared / name

@@ -26,7 +26,9 @@ def lose_power(new_disk: Callable[..., Disk], tmp_path: Path) -> Iterator[Callab
         """Where the repository lies afterwards, and the steps whose commits had been reported."""
         disk = new_disk(kind, mebibytes=64)
         disk.unmount()
-        machine = Machine(tmp_path, disk, python("rig_machine_writer.py", "/mnt/disk/r", "/mnt/host/said", mutant))
+        machine = Machine(
+            tmp_path, disk.image, python("rig_machine_writer.py", "/mnt/disk/r", "/mnt/host/said", mutant)
+        )
         machines.append(machine)
         machine.wait_for_lines("said", 2)
         time.sleep(seconds)

@@ -14,7 +14,7 @@ from ckptfmt.engine.save.outcome import as_data, find_verdict, free_space, is_st
 from ckptfmt.engine.save.patience import Patience
 from ckptfmt.engine.save.progress import Earlier, Listener
 from ckptfmt.engine.save.snapshot import Snapshot
-from ckptfmt.engine.save.waiting import await_verdict, follow, gather
+from ckptfmt.engine.save.waiting import await_verdict, follow, gather, merge
 from ckptfmt.engine.save.writing import Share, Writing
 from ckptfmt.errors import CatalogError, CkptError, Conflict, OutcomeUnknown, SaveFailed
 from ckptfmt.format import layout
@@ -144,7 +144,7 @@ class SaveSession:
         self._await_turn()
         protocol.settle_lower(site, row, fence=fence, until=patience.until, noted=patience.remember)
         parent = patience.repeat(lambda: protocol.parent_of(site, row))
-        row = self._row = patience.repeat(lambda: protocol.merge(site, row, parent=parent, fence=fence))
+        row = self._row = merge(context, row, parent, patience)
         self._listener.advance("durable")
         self._stage = "commit"
         row = self._row = protocol.commit(site, row, fence=fence, until=patience.until, noted=patience.remember)

@@ -12,7 +12,7 @@ from ckptfmt.engine.save.boards import Looks
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
 from ckptfmt.engine.save.outcome import as_data, tell
 from ckptfmt.engine.save.patience import Patience
-from ckptfmt.errors import CatalogError, CkptError, SaveFailed
+from ckptfmt.errors import CatalogError, CkptError, NotFound, SaveFailed, Unavailable
 from ckptfmt.format.naming import ranks_shown
 from ckptfmt.format.states import State
 from ckptfmt.ports.coordination import Failure, RankFailed, SaveRequest
@@ -23,6 +23,8 @@ log = logging.getLogger("ckptfmt")
 _MARGIN_SECONDS: Final = 15.0
 _PROOF_SECONDS: Final = 5.0
 """How long the coordinator has for C5 before another rank does it: it gives up after less."""
+_LATE_SECONDS: Final = 5.0
+"""How long what a rank has acknowledged may be out of sight."""
 
 
 def margin(commit_timeout: float) -> float:
@@ -40,6 +42,22 @@ def gather(context: LaunchContext, row: GenerationRecord, patience: Patience) ->
             if not patience.left:
                 raise _silence(context, row)
             looks.rest(patience.left)
+
+
+def merge(context: LaunchContext, row: GenerationRecord, parent: str | None, patience: Patience) -> GenerationRecord:
+    """C3, once all have acknowledged: what the catalog calls present is looked for again where a place that hosts
+    share does not show it. ``NotFound`` if it does not come into sight."""
+    site, until = context.site, time.monotonic() + _LATE_SECONDS
+
+    def look() -> GenerationRecord:
+        try:
+            return protocol.merge(site, row, parent=parent, fence=context.launch.fence)
+        except NotFound as error:
+            if site.backend.traits.local or time.monotonic() > until:
+                raise
+            raise Unavailable(f"{error}; its rank has acknowledged it") from error
+
+    return patience.repeat(look)
 
 
 def follow(context: LaunchContext, row: GenerationRecord, patience: Patience) -> GenerationRecord:
