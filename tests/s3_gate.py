@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -73,19 +74,22 @@ class _Listener(ThreadingHTTPServer):
 class S3Gate:
     """Listens at ``port``. ``seen`` are all requests so far, in the order in which they came."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, tls: ssl.SSLContext | None = None) -> None:
         self.rule: Rule = passing
         self.seen: list[Request] = []
         self._target = target
         self._lock = threading.Lock()
         self._server = _Listener(("127.0.0.1", 0), self._handler())
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self._scheme = "http" if tls is None else "https"
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     def count(self, what: Callable[[Request], bool]) -> int:
         return sum(map(what, list(self.seen)))
@@ -156,8 +160,8 @@ class S3Gate:
 
 
 @contextmanager
-def s3_gate(target: int) -> Iterator[S3Gate]:
-    gate = S3Gate(target)
+def s3_gate(target: int, tls: ssl.SSLContext | None = None) -> Iterator[S3Gate]:
+    gate = S3Gate(target, tls)
     try:
         yield gate
     finally:
