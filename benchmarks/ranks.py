@@ -32,6 +32,9 @@ sys.path.append(str(ROOT / "tests"))
 
 from postgres_rig import PostgresServer, migrated_database, postgres_server  # noqa: E402
 
+from ckptfmt.demo.postgres import binaries  # noqa: E402
+from ckptfmt.errors import InvalidInput  # noqa: E402
+
 _COUNTED: Final = ("generations", "saves", "ranks", "packs", "generation_packs", "events", "messages")
 
 
@@ -76,6 +79,7 @@ GROUPS: Final = ("curve", "large", "reader", "one by one", "anchor")
 
 def main() -> None:
     arguments = _parser().parse_args()
+    _require_server()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     machine = describe_machine()
     began = time.monotonic()
@@ -93,6 +97,13 @@ def main() -> None:
     print(text)
     (arguments.folder / "ranks.txt").write_text(text)
     (arguments.folder / "ranks.json").write_text(json.dumps(document, indent=1))
+
+
+def _require_server() -> None:
+    try:
+        binaries()
+    except InvalidInput as error:
+        sys.exit(f"{error}: pip install -e '.[test]'")
 
 
 def measure(case: Case, server: PostgresServer, template: str, folder: Path) -> Iterator[dict[str, Any]]:

@@ -11,16 +11,14 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import json
-import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -40,29 +38,20 @@ from ckptfmt.engine.save.messages import Messages
 from ckptfmt.engine.save.rows import Rows
 from ckptfmt.repository import Repository
 
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("tests", "tests/ranks")]
+
+from forked import at_once
+from meeting_rig import store_agent
+
 LIMIT_SECONDS: Final = 200
 SAVES: Final = 2
 """The first one maps memory; the second one is what counts."""
-_SERVER: Final = """
-import sys, torch.distributed as dist
-server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(server.port, flush=True)
-sys.stdin.read()
-"""
 
 
 def main(root: str, catalog: str, world: World, place: str) -> dict[str, Any]:
-    # The store's threads must not run in the process that forks: a fork may find their locks held.
-    server = subprocess.Popen([sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    port, token = int(server.stdout.readline()), secrets.token_hex(16)
-    try:
-        children = [
-            _forked(partial(_rank, rank, world, root, catalog, place, port, token)) for rank in range(world.ranks)
-        ]
-        answers = [_answer(*child) for child in children]
-    finally:
-        server.communicate()
+    token = secrets.token_hex(16)
+    with store_agent() as port:
+        answers = at_once(partial(_rank, world, root, catalog, place, port, token), world.ranks)
     told: dict[str, Any] = answers[0]
     return told | {
         "seconds": max(answer["seconds"] for answer in answers),
@@ -71,7 +60,9 @@ def main(root: str, catalog: str, world: World, place: str) -> dict[str, Any]:
     }
 
 
-def _rank(rank: int, world: World, root: str, catalog: str, place: str, port: int, token: str) -> dict[str, Any]:
+def _rank(world: World, root: str, catalog: str, place: str, port: int, token: str, rank: int) -> dict[str, Any]:
+    faulthandler.dump_traceback_later(LIMIT_SECONDS - 5)  # a rank that hangs says where
+    signal.alarm(LIMIT_SECONDS)
     if place == "c10d":
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         dist.init_process_group("fake", store=store, rank=rank, world_size=world.ranks)
@@ -147,36 +138,6 @@ def _timed(found: Callable[..., Any], steps: Steps, step: str, *, latest: bool) 
             return found(*arguments, **named)
 
     return call
-
-
-def _forked(body: Callable[[], Any]) -> tuple[int, int]:
-    """The process id of a fork that runs ``body``, and where its answer comes out."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return pid, reading
-    os.close(reading)
-    status = 1
-    try:
-        faulthandler.dump_traceback_later(LIMIT_SECONDS - 5)  # a rank that hangs says where
-        signal.alarm(LIMIT_SECONDS)
-        with os.fdopen(writing, "w") as pipe:
-            json.dump(body(), pipe)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
-def _answer(pid: int, reading: int) -> Any:
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status:
-        raise RuntimeError(f"a rank ended with status {status}")
-    return json.loads(text)
 
 
 if __name__ == "__main__":

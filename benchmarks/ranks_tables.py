@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+from benchmarks.columns import Row, aligned
+
 Sample = dict[str, Any]
 STEPS: Final = ("C1", "C2", "C3", "C4", "C5")
 _COMMITTING: Final = ("mark_durable", "commit")
@@ -75,18 +77,18 @@ def text_of(document: dict[str, Any], *, tiny: bool) -> str:
     ):
         found = by_name(samples, group)
         if found:
-            lines += ["", title, *_aligned([*_commits(found)]), "", *_aligned([*_sizes(found)])]
+            lines += ["", title, *aligned(_commits(found)), "", *aligned(_sizes(found))]
             if group == "one by one":
-                lines += ["", *_aligned([*_asked(found)])]
+                lines += ["", *aligned(_asked(found))]
     anchors = {**by_name(samples, "anchor"), **by_name(samples, "anchor", "real")}
     if anchors:
-        lines += ["", "Real processes beside the simulation", *_aligned([*_commits(anchors)])]
-        lines += ["", *_aligned([*_real(by_name(samples, "anchor", "real"))])]
-    lines += ["", "Goals", *_aligned([*_goals(document["goals"])])]
+        lines += ["", "Real processes beside the simulation", *aligned(_commits(anchors))]
+        lines += ["", *aligned(_real(by_name(samples, "anchor", "real")))]
+    lines += ["", "Goals", *aligned(_goals(document["goals"]))]
     return "\n".join(lines) + "\n"
 
 
-def _commits(found: dict[str, list[Sample]]) -> Iterator[Sequence[str]]:
+def _commits(found: dict[str, list[Sample]]) -> Iterator[Row]:
     yield "ranks x tensors", *STEPS, "C1-C5 s", "cpu s", "database s", "storage s", "us a rank"
     for name, rounds in found.items():
         yield (
@@ -100,7 +102,7 @@ def _commits(found: dict[str, list[Sample]]) -> Iterator[Sequence[str]]:
         )
 
 
-def _sizes(found: dict[str, list[Sample]]) -> Iterator[Sequence[str]]:
+def _sizes(found: dict[str, list[Sample]]) -> Iterator[Row]:
     yield (
         "ranks x tensors", "boxes", "rows", "KB a part", "MB manifest", "B a box", "peak MB", "open s", "decode cpu s",
         "share s", "mine", "reader MB",
@@ -124,7 +126,7 @@ def _sizes(found: dict[str, list[Sample]]) -> Iterator[Sequence[str]]:
         )
 
 
-def _asked(found: dict[str, list[Sample]]) -> Iterator[Sequence[str]]:
+def _asked(found: dict[str, list[Sample]]) -> Iterator[Row]:
     yield "ranks x tensors", "calls a rank", "ms a rank", "s for all, one after the other"
     for name, rounds in found.items():
         seconds = best(rounds, lambda sample: sample["others"]["seconds_a_rank"])
@@ -132,7 +134,7 @@ def _asked(found: dict[str, list[Sample]]) -> Iterator[Sequence[str]]:
         yield name, f"{calls:.1f}", f"{seconds * 1e3:.1f}", f"{seconds * rounds[0]['ranks']:.1f}"
 
 
-def _real(found: dict[str, list[Sample]]) -> Iterator[Sequence[str]]:
+def _real(found: dict[str, list[Sample]]) -> Iterator[Row]:
     yield "real processes", "save to commit s", "longest stall ms", "cpu ms a rank"
     for name, rounds in found.items():
         yield (
@@ -143,14 +145,9 @@ def _real(found: dict[str, list[Sample]]) -> Iterator[Sequence[str]]:
         )
 
 
-def _goals(goals: Sequence[dict[str, Any]]) -> Iterator[Sequence[str]]:
+def _goals(goals: Sequence[dict[str, Any]]) -> Iterator[Row]:
     yield "goal", "found", "of which cpu", "at most", ""
     for goal in goals:
         verdict = "met" if goal["met"] else "MISSED"
         cpu = "" if goal["cpu"] is None else f"{goal['cpu']:.3g} s"
         yield goal["text"], f"{goal['found']:.3g} {goal['unit']}", cpu, f"{goal['limit']:g} {goal['unit']}", verdict
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]

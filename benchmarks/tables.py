@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
+from benchmarks.columns import Row, aligned
 from benchmarks.goals import Goal, copy_limit, read_limit, write_limit
 from benchmarks.loading import WAYS
 from benchmarks.meter import GIB
@@ -14,7 +15,6 @@ from benchmarks.samples import Samples
 
 PAIRS_MIN = 9
 """Figures that a verdict needs: more --minutes give them on a slow machine."""
-Row = Sequence[str]
 
 
 def tables_of(samples: Samples) -> str:
@@ -48,7 +48,9 @@ def goals_table(goals: Sequence[Goal]) -> str:
             span += f" (only {found.count}: {found.coverage:.0%})"
         rows.append((str(goal.number), goal.text, f"{found.median:.3g}{unit}", span, f"{goal.limit:g}{unit}", verdict))
     missed = sum(not goal.met for goal in goals)
-    return "\n".join([*_aligned(rows, left=2), f"{len(goals) - missed} of {len(goals)} goals met"])
+    return "\n".join(
+        [*(f"  {line}" for line in aligned(rows, left=2)), f"{len(goals) - missed} of {len(goals)} goals met"]
+    )
 
 
 def _saves(samples: Samples, group: str) -> Iterator[str]:
@@ -159,12 +161,4 @@ def _state(group: str, nbytes: int) -> str:
 
 
 def _titled(title: str, rows: Sequence[Row]) -> Iterator[str]:
-    yield from ("", title, *_aligned(rows, left=1))
-
-
-def _aligned(rows: Sequence[Row], *, left: int) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        padded = enumerate(zip(row, widths, strict=True))
-        cells = [cell.ljust(width) if at < left else cell.rjust(width) for at, (cell, width) in padded]
-        yield f"  {'  '.join(cells)}".rstrip()
+    yield from ("", title, *(f"  {line}" for line in aligned(rows)))

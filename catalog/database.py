@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -80,3 +80,10 @@ def database_of(url: str) -> Database:
     from ckptfmt.catalog.sqlite_database import SqliteDatabase
 
     return SqliteDatabase(url)
+
+
+def own_tables() -> Set[str]:
+    """Names of the tables of the schema. Loads SQLAlchemy."""
+    from ckptfmt.catalog.schema import metadata
+
+    return metadata.tables.keys()

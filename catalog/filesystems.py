@@ -1,4 +1,4 @@
-"""Which file systems may hold a SQLite catalog.
+"""Which file systems may hold a SQLite catalog, and how they are told to keep what was written.
 
 SQLite needs POSIX locks and a shared page cache that work; on network and cluster file systems they do not
 always (https://sqlite.org/howtocorrupt.html, section 2), so everything not known to be local is refused.
@@ -77,3 +77,12 @@ def _unescape(text: str) -> str:
     for octal, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(octal, char)
     return text
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckptfmt.catalog import packs, retention
-from ckptfmt.catalog.free_text import storable
+from ckptfmt.catalog.free_text import as_kept, storable
 from ckptfmt.catalog.queries import generations as queries
 from ckptfmt.catalog.snapshot import from_json
 from ckptfmt.catalog.transaction import Transaction, actor, lock_generation, move, record
@@ -29,7 +29,7 @@ def mark_durable(tx: Transaction, generation_id: int, facts: DurableFacts, *, fe
         return queries.by_id(tx.session, tx.repository_id, generation_id)
     _require_ranks_durable(tx, row)
     _require_lower_saves_settled(tx, row)
-    move(tx, run, row, "durable", {"durable_at": tx.now(), **_manifest(facts)}, {"manifest": facts.manifest_name})
+    move(tx, run, row, "durable", {"durable_at": tx.now(), **_columns(facts)}, {"manifest": facts.manifest_name})
     packs.refer(tx, run, row, facts.packs)
     return queries.by_id(tx.session, tx.repository_id, generation_id)
 
@@ -65,7 +65,6 @@ def abort(
     """``writing|durable -> aborted``; the first reason is kept."""
     if not stage or not reason:
         raise InvalidInput(f"abort of generation {generation_id} needs a stage and a reason")
-    reason = storable(reason)
     run, row = lock_generation(tx, generation_id, fence=fence)
     if row.commit_seq is not None:
         raise Conflict(
@@ -114,7 +113,7 @@ def move_adopted(
     """Take the repair ``adopt``, under the lock of the run. Its ``commit_seq`` must be free."""
     now = tx.now()
     values = {
-        **_manifest(facts.durable),
+        **_columns(facts.durable),
         "epoch": facts.epoch,
         "commit_seq": facts.commit_seq,
         "committed_at": facts.committed_at,
@@ -136,13 +135,21 @@ def holder_of_seq(tx: Transaction, run: RunRecord, facts: AdoptFacts) -> int | N
 
 
 def _manifest(facts: DurableFacts) -> dict[str, Any]:
+    facts = as_kept(facts)
     return {
         "manifest_name": facts.manifest_name,
         "manifest_digest": facts.manifest_digest,
         "manifest_bytes": facts.manifest_bytes,
         "nbytes": facts.nbytes,
         "parent_key": facts.parent_key,
+        "tiers": tuple(sorted(set(map(storable, facts.tiers)))),
     }
+
+
+def _columns(facts: DurableFacts) -> dict[str, Any]:
+    """The same as the row keeps it."""
+    values = _manifest(facts)
+    return {**values, "tiers": ",".join(values["tiers"]) or None}
 
 
 def _require_same_manifest(row: GenerationRecord, facts: DurableFacts) -> None:

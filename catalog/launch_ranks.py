@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ckptfmt.catalog.free_text import as_kept
 from ckptfmt.catalog.ownership import require_open, require_owner
 from ckptfmt.catalog.queries import launches, runs
 from ckptfmt.catalog.transaction import NOW, Transaction
@@ -25,6 +26,7 @@ def join(tx: Transaction, run_name: str, request: LaunchRequest, rank: int) -> L
 
     No lock and no event: thousands of ranks come at once, and each writes its own row.
     """
+    request = as_kept(request)
     run = runs.by_name(tx.session, tx.repository_id, run_name)
     launch = None if run is None else launches.by_token(tx.session, tx.repository_id, run.id, request.token)
     # Once more: the launch may have been acquired in between, and raised the fence. A fence never goes down.

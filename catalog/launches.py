@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ckptfmt.catalog import messages
+from ckptfmt.catalog.free_text import as_kept, storable
 from ckptfmt.catalog.ownership import require_open, require_owner
 from ckptfmt.catalog.queries.launches import by_id, by_token, live
 from ckptfmt.catalog.transaction import Transaction, lock_launch, lock_run_named, record
@@ -23,6 +24,7 @@ def acquire(
     """Take the lease (see the port). The older launch's lease ends in the same transaction."""
     if lease_seconds <= 0 or not 0 <= rank < request.world_size:
         raise InvalidInput("a launch needs a positive lease, a world size of at least 1, and a rank of that world")
+    request = as_kept(request)
     run = lock_run_named(tx, run_name)
     known = by_token(tx.session, tx.repository_id, run.id, request.token)
     if known is not None:
@@ -72,7 +74,7 @@ def set_restored_from(tx: Transaction, launch_id: int, generation_key: str) -> N
     run, launch = lock_launch(tx, launch_id)
     require_owner(run, launch)
     require_open(run, launch)
-    if launch.restored_from == generation_key:
+    if launch.restored_from == storable(generation_key):
         return
     _change(tx, launch_id, {"restored_from": generation_key})
     record(tx, run.id, "restore", detail={"launch": launch_id, "generation_key": generation_key})

@@ -18,7 +18,10 @@ FORMS: Final = "sqlite:////absolute/path.sqlite or postgresql://user@host/databa
 """What the URL of a catalog looks like, for messages."""
 # The usual URL is read here: SQLAlchemy, which reads all others, takes longer to import than a listing takes.
 _FILE: Final = re.compile(r"(?P<driver>sqlite(\+pysqlite)?):///(?P<path>[^?]+)")
-_SECRETS: Final = re.compile(r"([?&](?:password|sslpassword)=)[^&]*", re.IGNORECASE)
+# What libpq keeps secret, of every version (https://www.postgresql.org/docs/current/libpq-connect.html).
+_SECRETS: Final = re.compile(
+    r"([?&](?:password|sslpassword|scram_client_key|scram_server_key|oauth_client_secret)=)[^&]*", re.IGNORECASE
+)
 
 
 def sqlite_url(path: Path) -> str:
@@ -33,16 +36,17 @@ def display(url: str) -> str:
         return f"{file['driver']}:///{_quoted(unquote(file['path']))}"
     if is_postgres(url):
         return _without_secrets(url)
-    return parse(url).render_as_string(hide_password=True)
+    return _SECRETS.sub(r"\1***", parse(url).render_as_string(hide_password=True))
 
 
 def _without_secrets(url: str) -> str:
-    driver, rest = url.split("://", 1)
-    # Up to the last @: a password that was not quoted must not be shown either.
-    login, at, place = rest.rpartition("@")
+    driver, separator, rest = url.partition("://")
+    if not separator:
+        driver, rest = "", url
+    # Up to the last @: a password that was not quoted must not be shown either. One in the options may hold an @, too.
+    login, at, place = _SECRETS.sub(r"\1***", rest).rpartition("@")
     user, colon, _ = login.partition(":")
-    shown = f"{user}{':***' if colon else ''}{at}"
-    return f"{driver}://{shown}" + _SECRETS.sub(r"\1***", place)
+    return f"{driver}{separator}{user}{':***' if colon else ''}{at}{place}"
 
 
 def parse(url: str) -> URL:
@@ -52,16 +56,13 @@ def parse(url: str) -> URL:
 
     try:
         return make_url(url)
-    except ArgumentError as error:
-        raise InvalidInput(f"{url!r} is not a catalog URL: use {FORMS}") from error
-
-
-def is_sqlite(url: str) -> bool:
-    return _FILE.fullmatch(url) is not None or parse(url).drivername in SQLITE_DRIVERS
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number; the text of either may hold a password
+        raise InvalidInput(f"{_without_secrets(url)!r} is not a catalog URL: use {FORMS}") from None
 
 
 def is_postgres(url: str) -> bool:
-    return url.partition("://")[0] in POSTGRES_DRIVERS
+    driver, separator, _ = url.partition("://")
+    return bool(separator) and driver in POSTGRES_DRIVERS
 
 
 def postgres_uri(url: str) -> str:
@@ -75,8 +76,10 @@ def sqlite_path(url: str) -> Path:
     database = unquote(file["path"]) if file is not None else _parsed_path(url)
     if not database or database == ":memory:" or database.startswith("file:"):
         raise InvalidInput(
-            f"{url!r} names no file: a catalog outlives its process, use sqlite:////absolute/path.sqlite"
+            f"{display(url)!r} names no file: a catalog outlives its process, use sqlite:////absolute/path.sqlite"
         )
+    if "\0" in database:
+        raise InvalidInput(f"{url!r} names no file: a path holds no NUL character (%00)")
     return Path(database).absolute()
 
 
@@ -88,7 +91,7 @@ def _parsed_path(url: str) -> str | None:
             f"does not have: use {FORMS}"
         )
     if parsed.query and parsed.database:
-        raise InvalidInput(f"{url!r}: a SQLite catalog takes no options ({', '.join(parsed.query)})")
+        raise InvalidInput(f"{display(url)!r}: a SQLite catalog takes no options ({', '.join(parsed.query)})")
     return parsed.database
 
 

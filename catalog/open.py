@@ -68,17 +68,18 @@ def open_catalog(
             "(catalog=... or CKPTFMT_CATALOG)"
         )
     if mode == "r":
-        return ReadOnlyCatalog(sessions, url=shown, repository=repository, repository_id=known[0])
+        return ReadOnlyCatalog(sessions, url=shown, repository=repository, repository_id=known)
     from ckptfmt.catalog.sql import SqlCatalog
 
-    return SqlCatalog(sessions, url=shown, repository=repository, repository_id=known[0])
+    return SqlCatalog(sessions, url=shown, repository=repository, repository_id=known)
 
 
-def _known(sessions: Sessions, repository: str, shown: str) -> tuple[int, str] | None:
-    """Id and display URL of the repository, from a catalog whose schema is this library's."""
+def _known(sessions: Sessions, repository: str, shown: str) -> int | None:
+    """Id of the repository, from a catalog whose schema is this library's."""
     with sessions.read() as snapshot:
         require_head(stored_revision(snapshot, shown), shown)
-        return identity.repository(snapshot, repository)
+        found = identity.repository(snapshot, repository)
+        return None if found is None else found[0]
 
 
 def _prepare(database: Database, sessions: Sessions, url: str, *, create: bool) -> None:

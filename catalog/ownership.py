@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckptfmt.catalog.free_text import storable
 from ckptfmt.errors import Conflict, Fenced
 from ckptfmt.ports.records import LaunchRecord, RunRecord
 
@@ -9,7 +10,7 @@ from ckptfmt.ports.records import LaunchRecord, RunRecord
 def require_saving(run: RunRecord, launch: LaunchRecord, token: str) -> None:
     """Raise unless the launch may still begin or skip saves."""
     require_owner(run, launch)
-    if launch.token != token:
+    if launch.token != storable(token):
         # Ids and fences are handed out again once a copy of the catalog was put back; tokens never are.
         raise Fenced(
             f"launch {launch.id} of run {run.name!r} with fence {launch.fence} is another one now (host {launch.host}, "

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ckptfmt.catalog.free_text import as_kept
 from ckptfmt.catalog.transaction import Transaction
 from ckptfmt.errors import Conflict, InvalidInput
 from ckptfmt.ports.records import GenerationRecord, PackRecord, RunRecord
 
 _OWN = "SELECT name, id, nbytes, header_digest FROM packs WHERE repository_id = :repository AND generation_key = :key"
-_COMMITTED_USER = """
-SELECT g.id FROM generations AS g JOIN generation_packs AS u ON u.generation_id = g.id
-WHERE u.pack_id = :pack AND g.run_id = :run AND g.state = 'committed' LIMIT 1
+_IN_USE = """
+SELECT p.id FROM packs AS p WHERE p.repository_id = :repository AND p.generation_key = :key AND EXISTS (
+    SELECT 1 FROM generation_packs AS u JOIN generations AS g ON g.id = u.generation_id
+    WHERE u.pack_id = p.id AND g.run_id = :run AND g.state = 'committed')
 """
 
 
@@ -30,17 +32,21 @@ def refer(tx: Transaction, run: RunRecord, generation: GenerationRecord, records
     A pack of another generation must be in use by a committed one of the same run: its lock then proves that
     gc cannot be deleting the pack now.
     """
+    records = list(map(as_kept, records))
     if len({(pack.generation_key, pack.name) for pack in records}) != len(records):
         raise InvalidInput(f"generation {generation.id} names a pack twice")
     known: dict[str, Mapping[str, _Known]] = {}
-    for key in {pack.generation_key for pack in records}:
-        if key != generation.key:
-            known[key] = _of_generation(tx, key)
+    in_use: set[int] = set()
+    for key in sorted({pack.generation_key for pack in records} - {generation.key}):
+        known[key] = _of_generation(tx, key)
+        used = tx.session.rows(_IN_USE, repository=tx.repository_id, key=key, run=run.id)
+        in_use.update(id for (id,) in used)
     for pack in records:
         if pack.generation_key != generation.key:
             standing = known[pack.generation_key].get(pack.name)
             _require_same(pack, standing)
-            _require_committed_user(tx, run, generation, pack, standing)
+            if standing is None or standing.id not in in_use:
+                raise _not_in_use(generation, pack)
     known[generation.key] = _inserted(tx, generation.key, records)
     for pack in records:
         _require_same(pack, known[pack.generation_key][pack.name])
@@ -49,6 +55,7 @@ def refer(tx: Transaction, run: RunRecord, generation: GenerationRecord, records
 
 def restore(tx: Transaction, generation: GenerationRecord, records: Sequence[PackRecord]) -> None:
     """Record the packs of a generation that storage proves: what the manifest names is what there is."""
+    records = list(map(as_kept, records))
     keys = {pack.generation_key for pack in records}
     known = {key: _inserted(tx, key, records) for key in sorted(keys)}
     _insert_uses(tx, generation, [known[pack.generation_key][pack.name].id for pack in records])
@@ -92,12 +99,8 @@ def _require_same(pack: PackRecord, known: _Known | None) -> None:
         )
 
 
-def _require_committed_user(
-    tx: Transaction, run: RunRecord, generation: GenerationRecord, pack: PackRecord, known: _Known | None
-) -> None:
-    if known is not None and tx.session.rows(_COMMITTED_USER, pack=known.id, run=run.id):
-        return
-    raise Conflict(
+def _not_in_use(generation: GenerationRecord, pack: PackRecord) -> Conflict:
+    return Conflict(
         f"generation {generation.id} refers to pack {pack.name} of generation {pack.generation_key}, which no "
         "committed generation of its run holds any more: write the bytes again"
     )

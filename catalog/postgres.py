@@ -25,6 +25,7 @@ import psycopg
 
 from ckptfmt.catalog.clock import POSTGRESQL_NOW
 from ckptfmt.catalog.database import Mode
+from ckptfmt.catalog.free_text import kept
 from ckptfmt.catalog.location import display
 from ckptfmt.catalog.postgres_connecting import BoundedConnection, connected, parameters
 from ckptfmt.catalog.postgres_failures import translate
@@ -50,7 +51,9 @@ WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply');
 """
 _SETTLED: Final = f"{_BOUNDS} {_DURABLE} SELECT pg_is_in_recovery(), current_setting('fsync') = 'on'"
 _READ: Final = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {_BOUNDS}"
-_WRITE: Final = f"BEGIN ISOLATION LEVEL READ COMMITTED; {_SETTLED}"
+# Said each time: the default of a role or a database may be another one.
+_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED;"
+_WRITE: Final = f"{_BEGIN} {_SETTLED}"
 _NAME: Final = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
 
 
@@ -96,7 +99,7 @@ class PostgresSession:
 
     def _run(self, template: str, values: Values) -> psycopg.Cursor[Row]:
         # In binary form, which no setting of a role changes (DateStyle, extra_float_digits).
-        return self._connection.execute(_statement(template), values, binary=True)
+        return self._connection.execute(_statement(template), _bound(values), binary=True)
 
 
 class PostgresSessions:
@@ -129,13 +132,13 @@ class PostgresSessions:
     @contextmanager
     def trial(self) -> Iterator[PostgresSession]:
         """A transaction that is always undone."""
-        with self._begun(f"BEGIN; {_BOUNDS}") as connection:
+        with self._begun(f"{_BEGIN} {_BOUNDS}") as connection:
             yield PostgresSession(connection)
 
     @contextmanager
     def held(self) -> Iterator[PostgresSession]:
         """A transaction that may idle for as long as this process lives; always undone."""
-        with self._begun("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0") as connection:
+        with self._begun(f"{_BEGIN} SET LOCAL idle_in_transaction_session_timeout = 0") as connection:
             yield PostgresSession(connection)
 
     @contextmanager
@@ -146,8 +149,11 @@ class PostgresSessions:
         opened: list[psycopg.Connection[Any]] = []
 
         def connect() -> psycopg.Connection[Any]:
-            opened.append(connected(self._parameters, self._url, autocommit=False))
-            return opened[-1]
+            made = connected(self._parameters, self._url, autocommit=False)
+            opened.append(made)
+            # A snapshot of the whole transaction would be from before the lock, and show no schema that others made.
+            made.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            return made
 
         try:
             with postgres_engine(connect).connect() as connection:
@@ -237,7 +243,11 @@ def _given(rows: Sequence[Values]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime) else value
+    return value.isoformat() if isinstance(value, datetime) else kept(value)
+
+
+def _bound(values: Values) -> dict[str, Any]:
+    return {name: kept(value) for name, value in values.items()}
 
 
 @cache

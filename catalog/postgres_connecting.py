@@ -59,7 +59,7 @@ def parameters(url: str) -> dict[str, Any]:
     """libpq's parameters for a catalog URL; what the URL says itself comes first. ``InvalidInput`` if it is no URL."""
     try:
         given = conninfo.conninfo_to_dict(postgres_uri(url))
-    except psycopg.Error:  # its text may hold the password
+    except (psycopg.Error, UnicodeError):  # its text may hold the password
         raise InvalidInput(
             f"{display(url)!r} is not a catalog URL: use postgresql://user@host:port/database, with special characters "
             "of a password as %XX"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from ckptfmt.catalog.database import Mode, Problem
 from ckptfmt.catalog.failures import translated
 from ckptfmt.catalog.location import display
-from ckptfmt.catalog.revision import VERSION_TABLE
+from ckptfmt.catalog.revision import VERSION_TABLE, stored_revision
 from ckptfmt.catalog.snapshot import Snapshot
 from ckptfmt.errors import CatalogError, Conflict, InvalidInput
 
@@ -77,9 +77,9 @@ class PostgresDatabase:
 
     def set_aside(self) -> str | None:
         with self.sessions("r").read() as snapshot:
-            tables = set(snapshot.table_names()) - {VERSION_TABLE}
-        if not tables:
-            return None
+            # The version alone would be taken for the schema, which nobody would make then.
+            if not set(snapshot.table_names()) - {VERSION_TABLE} and stored_revision(snapshot, self._shown) is None:
+                return None
         raise CatalogError(
             f"the catalog {self._shown} is damaged, and nothing is moved on a server: keep it (`pg_dump`), then make "
             "another database (`createdb`) and name that one with --catalog, or drop this one's tables "

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ckptfmt.catalog.database import Sessions
 from ckptfmt.catalog.failures import translated
-from ckptfmt.catalog.queries import events, generations, identity, launches, messages, packs, runs, views
+from ckptfmt.catalog.queries import events, generations, identity, launches, messages, packs, runs, tiers, views
 from ckptfmt.catalog.snapshot import Snapshot
 from ckptfmt.errors import CatalogError
 from ckptfmt.format.states import State
@@ -20,7 +20,9 @@ from ckptfmt.ports.records import (
     LaunchRecord,
     PackRecord,
     RankRecord,
+    ReplicaRecord,
     RunRecord,
+    TierRecord,
 )
 
 
@@ -128,6 +130,23 @@ class CatalogReader:
         with self._reading() as snapshot:
             return packs.users(snapshot, self._repository_id, generation_key, name)
 
+    # -- tiers ---------------------------------------------------------------------------------
+    def tiers(self) -> list[TierRecord]:
+        with self._reading() as snapshot:
+            return tiers.every(snapshot, self._repository_id)
+
+    def replicas(self, generation_id: int) -> list[ReplicaRecord]:
+        with self._reading() as snapshot:
+            return tiers.replicas_of(snapshot, self._repository_id, generation_id)
+
+    def unreplicated(self, run: str, tier: str) -> list[GenerationRecord]:
+        with self._reading() as snapshot:
+            return generations.unreplicated(snapshot, self._repository_id, run, tier)
+
+    def bytes_held(self, run: str | None = None) -> int:
+        with self._reading() as snapshot:
+            return tiers.bytes_held(snapshot, self._repository_id, run)
+
     # -- messages of a launch ------------------------------------------------------------------
     def posts(self, launch_id: int, topic: str) -> dict[int, Mapping[str, Any]]:
         with self._reading() as snapshot:
@@ -158,4 +177,5 @@ class ReadOnlyCatalog(CatalogReader):
     ensure_run = acquire_launch = join_launch = renew_lease = close_launch = set_restored_from = _refuse
     begin_save = skip_save = report_rank = report_ranks = mark_durable = commit = set_proven = abort = adopt = _refuse
     retire = mark_swept = tag = untag = pin = unpin = quarantine = open_reader = close_reader = note = _refuse
-    moved_to = set_retention_hold = restore = post = forget_posts = _refuse
+    moved_to = set_retention_hold = restore = post = forget_posts = report_progress = _refuse
+    ensure_tier = forget_tier = note_replicas = mark_replicated = drop_replicas = _refuse

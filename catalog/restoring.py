@@ -48,15 +48,22 @@ def restore(tx: Transaction, plan: Restoration) -> list[RestoredRow]:
         seen = proven.get(run.name)
         rows += _generations(tx, run, seen.generations) if seen is not None else []
         _lift_and_hold(tx, run, seen, plan)
-    tx.session.lift_ids("generations", plan.id_max, IDS_LEFT_FREE)
-    tx.session.lift_ids("launches", 0, FENCES_LEFT_FREE)
+    before = _rebuilds_before(plan)
+    tx.session.lift_ids("generations", plan.id_max + before * IDS_LEFT_FREE, IDS_LEFT_FREE)
+    tx.session.lift_ids("launches", before * FENCES_LEFT_FREE, FENCES_LEFT_FREE)
     return rows
+
+
+def _rebuilds_before(plan: Restoration) -> int:
+    """Each of them lifted the counters, maybe in a catalog that is lost, and nothing on storage need tell it."""
+    return max(plan.new.epoch - 2, 0)
 
 
 def _lift_and_hold(tx: Transaction, run: RunRecord, seen: ProvenRun | None, plan: Restoration) -> None:
     """No launch from before may go on, and nothing is retired until somebody has looked."""
     now = tx.now()
-    fence = max(run.fence, seen.fence_max if seen else 0) + FENCES_LEFT_FREE
+    seen_before = (seen.fence_max if seen else 0) + _rebuilds_before(plan) * FENCES_LEFT_FREE
+    fence = max(run.fence, seen_before) + FENCES_LEFT_FREE
     following = max(lock_run(tx, run.id).next_commit_seq, (seen.commit_seq_max if seen else 0) + 1)
     lifted = {"fence": fence, "next_commit_seq": following, "retention_hold": True}
     tx.update("runs", "id = :run", lifted, run=run.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckptfmt.catalog.free_text import storable
 from ckptfmt.catalog.queries import generations as queries
 from ckptfmt.catalog.queries.launches import restored
 from ckptfmt.catalog.transaction import Transaction, actor, lock_generation, move, record
@@ -50,7 +51,7 @@ def tag(tx: Transaction, generation_id: int, name: str) -> None:
         raise InvalidInput("a tag must not be empty")
     run, row = lock_generation(tx, generation_id)
     _require_committed(row, f"tag {name!r}")
-    if name not in row.tags:
+    if storable(name) not in row.tags:
         move_tag(tx, run, row, name)
 
 
@@ -78,7 +79,7 @@ def pin(tx: Transaction, generation_id: int, *, reason: str) -> None:
         raise InvalidInput(f"a pin on generation {generation_id} needs a reason")
     run, row = lock_generation(tx, generation_id)
     _require_committed(row, "pin")
-    if _pinned(tx, row) == reason:
+    if _pinned(tx, row) == storable(reason):
         return
     tx.session.execute(_UNPIN, generation=row.id)
     tx.insert("pins", generation_id=row.id, reason=reason, pinned_by=actor(), pinned_at=tx.now())

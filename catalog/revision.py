@@ -8,7 +8,7 @@ from ckptfmt.catalog.snapshot import Snapshot
 from ckptfmt.errors import CatalogError
 
 VERSION_TABLE: Final = "ckptfmt_alembic_version"
-HEAD: Final = "0002"
+HEAD: Final = "0003"
 """The newest revision under ``migrations/versions``. Revisions are numbers of four digits."""
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
+from ckptfmt.catalog.free_text import document, storable
 from ckptfmt.catalog.ownership import require_saving
 from ckptfmt.catalog.queries import generations as queries
 from ckptfmt.catalog.transaction import NOW, Transaction, lock_launch, record
@@ -119,7 +119,7 @@ def _repeat(tx: Transaction, known: _Known, step: int, key: str) -> SaveTicket:
     if known.generation_id is None:
         raise Conflict(f"save {known.n} of launch {known.launch_id} was skipped: skip it too", kind="save_skipped")
     generation = queries.by_id(tx.session, tx.repository_id, known.generation_id)
-    if generation.key != key:
+    if generation.key != storable(key):
         raise Conflict(
             f"save {known.n} of launch {known.launch_id} has generation key {generation.key}, not {key}: "
             "the ranks do not share one launch token"
@@ -154,6 +154,6 @@ def _insert(
         step=step,
         outcome=outcome,
         generation_id=generation_id,
-        tags=json.dumps(list(tags)),
+        tags=document(list(tags)),
         created_at=NOW,
     )

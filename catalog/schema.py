@@ -208,6 +208,7 @@ generations = Table(
     _time("swept_at", nullable=True),
     _time("adopted_at", nullable=True),
     _text("adopted_by", nullable=True),
+    _text("tiers", nullable=True),
     CheckConstraint(_one_of("state", [state.value for state in State]), name="state"),
     CheckConstraint(
         "state NOT IN ('durable', 'committed', 'retired') OR (manifest_name IS NOT NULL"
@@ -265,6 +266,12 @@ ranks = Table(
     _number("retries"),
     _text("error", nullable=True),
     _time("updated_at"),
+    _text("staged_tier", nullable=True),
+    _number("staged_bytes", nullable=True),
+    Column("staged_seconds", Float(53), nullable=True),
+    _time("staged_at", nullable=True),
+    _time("durable_at", nullable=True),
+    _number("replicated_bytes", nullable=True),
     CheckConstraint(_one_of("state", ["writing", "staged", "durable", "failed"]), name="state"),
     CheckConstraint(
         "state <> 'durable' OR (part_name IS NOT NULL AND part_digest IS NOT NULL)",
@@ -292,6 +299,42 @@ generation_packs = Table(
     _reference("generation_id", "generations.id", primary_key=True),
     _reference("pack_id", "packs.id", primary_key=True),
     Index(None, "pack_id"),
+)
+
+tiers = Table(
+    "tiers",
+    metadata,
+    _id(),
+    _reference("repository_id", "repositories.id"),
+    _text("uuid"),
+    _text("role"),
+    _text("url"),
+    _text("host", nullable=True),
+    _time("created_at"),
+    _time("forgotten_at", nullable=True),
+    CheckConstraint(_one_of("role", ["durable", "stage", "replica"]), name="role"),
+    CheckConstraint("role <> 'stage' OR host IS NOT NULL", name="stage_host"),
+    UniqueConstraint("repository_id", "uuid"),
+    sqlite_autoincrement=True,
+)
+
+replicas = Table(
+    "replicas",
+    metadata,
+    _reference("pack_id", "packs.id", primary_key=True),
+    _reference("tier_id", "tiers.id", primary_key=True),
+    _text("name"),
+    _time("verified_at"),
+    Index(None, "tier_id"),
+)
+
+replicated_generations = Table(
+    "replicated_generations",
+    metadata,
+    _reference("generation_id", "generations.id", primary_key=True),
+    _reference("tier_id", "tiers.id", primary_key=True),
+    _time("replicated_at"),
+    Index(None, "tier_id"),
 )
 
 tags = Table(

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from ckptfmt.catalog.clock import SQLITE_NOW, to_text
+from ckptfmt.catalog.free_text import kept
 
 Row = tuple[Any, ...]
 Values = Mapping[str, Any]
@@ -110,7 +111,7 @@ def _statement(template: str) -> str:
 
 
 def _bound(values: Values) -> dict[str, Any]:
-    return {name: _time_text(value) if isinstance(value, datetime) else value for name, value in values.items()}
+    return {name: _time_text(value) if isinstance(value, datetime) else kept(value) for name, value in values.items()}
 
 
 def _time_text(value: datetime) -> str:

@@ -17,10 +17,12 @@ from ckptfmt.catalog import (
     rank_reports,
     readers,
     registration,
+    replicas,
     restoring,
     retention,
     runs,
     saves,
+    tiers,
 )
 from ckptfmt.catalog.failures import translated
 from ckptfmt.catalog.reader import CatalogReader
@@ -33,8 +35,11 @@ from ckptfmt.ports.records import (
     LaunchRequest,
     RankReport,
     RankState,
+    ReplicaPack,
     RunRecord,
     SaveTicket,
+    TierRecord,
+    TierRole,
 )
 from ckptfmt.ports.restoration import Restoration, RestoredRow
 
@@ -125,27 +130,35 @@ class SqlCatalog(CatalogReader):
         write_seconds: float | None = None,
         retries: int = 0,
         error: str | None = None,
+        staged_tier: str | None = None,
+        staged_bytes: int | None = None,
+        staged_seconds: float | None = None,
+        replicated_bytes: int | None = None,
     ) -> None:
-        self.report_ranks(
-            generation_id,
-            [
-                RankReport(
-                    rank,
-                    state,
-                    part_name,
-                    part_digest,
-                    nbytes,
-                    stall_seconds,
-                    write_seconds,
-                    retries=retries,
-                    error=error,
-                )
-            ],
+        report = RankReport(
+            rank,
+            state,
+            part_name,
+            part_digest,
+            nbytes,
+            stall_seconds,
+            write_seconds,
+            retries,
+            error,
+            staged_tier,
+            staged_bytes,
+            staged_seconds,
+            replicated_bytes,
         )
+        self.report_ranks(generation_id, [report])
 
     def report_ranks(self, generation_id: int, reports: Sequence[RankReport]) -> None:
         with self._writing() as tx:
             rank_reports.report(tx, generation_id, reports)
+
+    def report_progress(self, generation_id: int, rank: int, replicated_bytes: int) -> None:
+        with self._writing() as tx:
+            rank_reports.progress(tx, generation_id, rank, replicated_bytes)
 
     def mark_durable(self, generation_id: int, facts: DurableFacts, *, fence: int) -> GenerationRecord:
         with self._writing() as tx:
@@ -210,6 +223,27 @@ class SqlCatalog(CatalogReader):
     def forget_posts(self, launch_id: int, topic: str) -> None:
         with self._writing() as tx:
             messages.forget(tx, launch_id, topic)
+
+    # -- tiers ---------------------------------------------------------------------------------
+    def ensure_tier(self, uuid: str, *, role: TierRole, url: str, host: str | None) -> TierRecord:
+        with self._writing() as tx:
+            return tiers.ensure(tx, uuid, role=role, url=url, host=host)
+
+    def forget_tier(self, uuid: str) -> None:
+        with self._writing() as tx:
+            tiers.forget(tx, uuid)
+
+    def note_replicas(self, generation_id: int, tier: str, packs: Sequence[ReplicaPack]) -> None:
+        with self._writing() as tx:
+            replicas.note(tx, generation_id, tier, packs)
+
+    def mark_replicated(self, generation_id: int, tier: str) -> None:
+        with self._writing() as tx:
+            replicas.mark_whole(tx, generation_id, tier)
+
+    def drop_replicas(self, generation_id: int, tier: str, *, packs: Sequence[str] | None = None) -> None:
+        with self._writing() as tx:
+            replicas.drop(tx, generation_id, tier, names=packs)
 
     # -- repair --------------------------------------------------------------------------------
     def restore(self, plan: Restoration) -> list[RestoredRow]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from ckptfmt.catalog.database import Mode, Problem
+from ckptfmt.catalog.database import Mode, Problem, own_tables
+from ckptfmt.catalog.filesystems import sync
 from ckptfmt.catalog.location import display, sqlite_path
 from ckptfmt.catalog.snapshot import Snapshot, SqliteSession
 from ckptfmt.catalog.sqlite import BUSY_SECONDS, SqliteSessions
@@ -56,7 +57,7 @@ class SqliteDatabase:
         sessions.choose_journal()
         with sessions.alembic(write=True) as connection:
             yield connection, SqliteSession(driver_connection(connection))
-        _sync(self.path.parent)
+        sync(self.path.parent)
 
     @contextmanager
     def inspecting(self) -> Iterator[Connection]:
@@ -84,7 +85,7 @@ class SqliteDatabase:
                 os.rename(source, _sidecar(target, end))
                 moved = True
         if moved:
-            _sync(self.path.parent)
+            sync(self.path.parent)
         return target.name if moved else None
 
     @contextmanager
@@ -109,20 +110,11 @@ class SqliteDatabase:
             os.close(descriptor)
 
 
-def _sync(folder: Path) -> None:
-    """Make names in the folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _integrity(snapshot: Snapshot) -> Iterator[Problem]:
     for (line,) in snapshot.rows("PRAGMA integrity_check"):
         if line != "ok":
             yield Problem(f"damage: {line}; rebuild it from storage with `ckptfmt db rebuild`")
-    for table in sorted(_tables() & set(snapshot.table_names())):
+    for table in sorted(own_tables() & set(snapshot.table_names())):
         for _, row, parent, _ in snapshot.rows(f"PRAGMA foreign_key_check({table})"):
             yield Problem(f"row {row} of table {table} refers to a missing row of {parent}; restore a backup")
 
@@ -137,12 +129,6 @@ def _objects(snapshot: Snapshot, kind: str, wanted: dict[str, str]) -> Iterator[
             yield Problem(f"the {kind} {name} is none of ckptfmt's; drop it", foreign=True)
         elif sql != wanted[name]:
             yield Problem(f"the {kind} {name} was changed; restore a backup")
-
-
-def _tables() -> Set[str]:
-    from ckptfmt.catalog.schema import metadata
-
-    return metadata.tables.keys()
 
 
 def _aside(path: Path, number: int) -> Path:

@@ -38,6 +38,7 @@ VERDICT_COLUMNS: Final = (
     "manifest_digest",
     "manifest_bytes",
     "nbytes",
+    "tiers",
 )
 """Columns of a generation that never change once it has been committed."""
 
@@ -70,7 +71,7 @@ def _changed(columns: tuple[str, ...]) -> str:
 
 def rules() -> tuple[Rule, ...]:
     """Return every rule, in the order in which they are created."""
-    return (*_generation_rules(), *_event_rules(), *_run_rules())
+    return (*_generation_rules(), *_event_rules(), *_run_rules(), *_tier_rules(), *_replica_rules())
 
 
 def _generation_rules() -> tuple[Rule, ...]:
@@ -150,6 +151,71 @@ def _run_rules() -> tuple[Rule, ...]:
             "fence and next_commit_seq of a run never go down",
         ),
         Rule("keep", "runs", "DELETE", "1 = 1", "a run row is never deleted"),
+    )
+
+
+def _tier_rules() -> tuple[Rule, ...]:
+    return (
+        Rule(
+            "replace",
+            "tiers",
+            "INSERT",
+            "EXISTS (SELECT 1 FROM tiers AS t WHERE t.id = NEW.id"
+            " OR (t.repository_id = NEW.repository_id AND t.uuid = NEW.uuid))",
+            "a tier row is never replaced",
+        ),
+        Rule(
+            "identity",
+            "tiers",
+            "UPDATE",
+            _changed(("id", "repository_id", "uuid", "role", "host", "created_at")),
+            "uuid, role and host of a tier never change",
+        ),
+        Rule("keep", "tiers", "DELETE", "1 = 1", "a tier row is never deleted"),
+    )
+
+
+def _replica_rules() -> tuple[Rule, ...]:
+    uses = "generation_packs AS u JOIN generations AS g ON g.id = u.generation_id"
+    return (
+        Rule(
+            "kept",
+            "replicas",
+            "INSERT",
+            f"NOT EXISTS (SELECT 1 FROM {uses} WHERE u.pack_id = NEW.pack_id AND g.state IN ('durable', 'committed'))",
+            "a replica is one of a pack of a durable or committed generation",
+        ),
+        Rule(
+            "identity",
+            "replicas",
+            "UPDATE",
+            _changed(("pack_id", "tier_id")),
+            "pack and tier of a replica never change",
+        ),
+        Rule(
+            "whole",
+            "replicas",
+            "DELETE",
+            "EXISTS (SELECT 1 FROM generation_packs AS u JOIN replicated_generations AS w"
+            " ON w.generation_id = u.generation_id WHERE u.pack_id = OLD.pack_id AND w.tier_id = OLD.tier_id)",
+            "a tier that holds a generation whole holds its packs",
+        ),
+        Rule(
+            "whole",
+            "replicated_generations",
+            "INSERT",
+            "NOT EXISTS (SELECT 1 FROM generations AS g WHERE g.id = NEW.generation_id AND g.state = 'committed')"
+            " OR EXISTS (SELECT 1 FROM generation_packs AS u WHERE u.generation_id = NEW.generation_id AND NOT EXISTS"
+            " (SELECT 1 FROM replicas AS x WHERE x.pack_id = u.pack_id AND x.tier_id = NEW.tier_id))",
+            "a tier holds a committed generation whole once it holds its packs",
+        ),
+        Rule(
+            "identity",
+            "replicated_generations",
+            "UPDATE",
+            _changed(("generation_id", "tier_id")),
+            "generation and tier of a whole replica never change",
+        ),
     )
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from ckptfmt.catalog.database import Database, Problem, database_of
+from ckptfmt.catalog.database import Database, Problem, database_of, own_tables
 from ckptfmt.catalog.failures import translated
+from ckptfmt.catalog.filesystems import sync
 from ckptfmt.catalog.location import display, is_postgres, sqlite_path
 from ckptfmt.catalog.revision import HEAD, VERSION_TABLE, require_head, stored_revision
 from ckptfmt.errors import CatalogError, InvalidInput, NotFound
@@ -81,7 +82,7 @@ def examine(url: str) -> Iterator[Problem]:
     with translated(shown), database.sessions("r").read() as snapshot:
         require_head(stored_revision(snapshot, shown), shown)
         yield from database.examine(snapshot)
-        for name in sorted(set(snapshot.table_names()) - _tables() - {VERSION_TABLE}):
+        for name in sorted(set(snapshot.table_names()) - own_tables() - {VERSION_TABLE}):
             yield Problem(f"the table {name} is none of ckptfmt's; drop it", foreign=True)
         yield from _drift(database)
 
@@ -109,7 +110,7 @@ def backup(url: str, target: str | Path) -> Path:
         raise CatalogError(f"the backup {target} could not be written ({error.strerror}): check its folder") from error
     finally:
         partial.unlink(missing_ok=True)
-    _sync(target.parent)
+    sync(target.parent)
     return target
 
 
@@ -139,12 +140,6 @@ def _existing(url: str) -> Database:
     if not database.exists():
         raise NotFound(f"there is no catalog {display(url)}: check the URL")
     return database
-
-
-def _tables() -> Set[str]:
-    from ckptfmt.catalog.schema import metadata
-
-    return metadata.tables.keys()
 
 
 def _drift(database: Database) -> Iterator[Problem]:
@@ -196,13 +191,4 @@ def _copy(source: Path, target: Path) -> None:
         (result,) = new.execute("PRAGMA integrity_check").fetchone()
         if result != "ok":
             raise CatalogError(f"the backup of {source} is damaged ({result}): run `ckptfmt db check`")
-    _sync(target)
-
-
-def _sync(path: Path) -> None:
-    """Make a file's bytes, or the names in a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(target)

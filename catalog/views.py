@@ -135,6 +135,9 @@ slowest_rank | integer | the rank heard of longest ago among those not durable; 
 slowest_rank_state | text | its state
 slowest_rank_seconds | real | since it was heard of
 launch_live | integer | 1: the launch that began it still holds its lease, else 0
+ranks_staged | integer | ranks whose packs are on their stage, and not all on the durable tier yet
+staged_bytes | integer | bytes that ranks have put on their stages; NULL: none told
+replicated_bytes | integer | bytes of their packs that ranks have copied to the durable tier so far; NULL: none told
 """
     ),
     "run, generation_id",
@@ -145,13 +148,17 @@ SELECT p.uuid AS repository, r.name AS run, g.id AS generation_id, g."key" AS "k
        {seconds:g.created_at:now} AS age_seconds, {seconds:now:g.deadline} AS seconds_to_deadline,
        k.ranks_expected AS ranks_expected, k.ranks_durable AS ranks_durable, k.missing_ranks AS missing_ranks,
        s.rank AS slowest_rank, s.state AS slowest_rank_state, {seconds:s.updated_at:now} AS slowest_rank_seconds,
-       CASE WHEN l.fence = r.fence AND l.closed_at IS NULL AND l.lease_until > {now} THEN 1 ELSE 0 END AS launch_live
+       CASE WHEN l.fence = r.fence AND l.closed_at IS NULL AND l.lease_until > {now} THEN 1 ELSE 0 END AS launch_live,
+       k.ranks_staged AS ranks_staged, k.staged_bytes AS staged_bytes, k.replicated_bytes AS replicated_bytes
 FROM generations AS g JOIN runs AS r ON r.id = g.run_id JOIN repositories AS p ON p.id = r.repository_id
 JOIN launches AS l ON l.id = g.launch_id
 LEFT JOIN (
   SELECT q.generation_id AS generation_id, COUNT(*) AS ranks_expected,
          SUM(CASE WHEN q.state = 'durable' THEN 1 ELSE 0 END) AS ranks_durable,
-         {concat:CASE WHEN q.state <> 'durable' THEN q.rank END} AS missing_ranks
+         {concat:CASE WHEN q.state <> 'durable' THEN q.rank END} AS missing_ranks,
+         SUM(CASE WHEN q.state = 'staged' THEN 1 ELSE 0 END) AS ranks_staged,
+         CAST(SUM(q.staged_bytes) AS BIGINT) AS staged_bytes,
+         CAST(SUM(q.replicated_bytes) AS BIGINT) AS replicated_bytes
   FROM ranks AS q JOIN generations AS h ON h.id = q.generation_id AND h.state IN ('writing', 'durable')
   GROUP BY q.generation_id
 ) AS k ON k.generation_id = g.id
@@ -215,6 +222,10 @@ nbytes | integer | bytes written by all ranks; NULL: not reported
 bytes_per_second | real | nbytes / write_seconds; NULL: either is missing or zero
 retries | integer | write retries over all ranks
 commit_seconds | real | from C1 to the commit point; NULL: not committed
+staged_bytes | integer | bytes put on stages by all ranks; NULL: no stage
+staged_seconds | real | largest time that it took a rank to stage; NULL: no stage
+freed_seconds | real | from C1 until every rank was staged or durable, and held no snapshot any more; NULL: not all were
+durable_seconds | real | from C1 until every rank was durable; NULL: not all were
 """
     ),
     "run, generation_id",
@@ -222,11 +233,17 @@ commit_seconds | real | from C1 to the commit point; NULL: not committed
 SELECT p.uuid AS repository, r.name AS run, g.id AS generation_id, g.step AS step, g.state AS state,
        g.created_at AS created_at, k.stall_seconds AS stall_seconds, k.write_seconds AS write_seconds,
        k.nbytes AS nbytes, k.nbytes / NULLIF(k.write_seconds, 0) AS bytes_per_second,
-       COALESCE(k.retries, 0) AS retries, {seconds:g.created_at:g.committed_at} AS commit_seconds
+       COALESCE(k.retries, 0) AS retries, {seconds:g.created_at:g.committed_at} AS commit_seconds,
+       k.staged_bytes AS staged_bytes, k.staged_seconds AS staged_seconds,
+       {seconds:g.created_at:k.freed_at} AS freed_seconds, {seconds:g.created_at:k.durable_at} AS durable_seconds
 FROM generations AS g JOIN runs AS r ON r.id = g.run_id JOIN repositories AS p ON p.id = r.repository_id
 LEFT JOIN (
   SELECT generation_id, MAX(stall_seconds) AS stall_seconds, MAX(write_seconds) AS write_seconds,
-         CAST(SUM(nbytes) AS BIGINT) AS nbytes, CAST(SUM(retries) AS BIGINT) AS retries
+         CAST(SUM(nbytes) AS BIGINT) AS nbytes, CAST(SUM(retries) AS BIGINT) AS retries,
+         CAST(SUM(staged_bytes) AS BIGINT) AS staged_bytes, MAX(staged_seconds) AS staged_seconds,
+         CASE WHEN COUNT(COALESCE(staged_at, durable_at)) = COUNT(*)
+              THEN MAX(COALESCE(staged_at, durable_at)) END AS freed_at,
+         CASE WHEN COUNT(durable_at) = COUNT(*) THEN MAX(durable_at) END AS durable_at
   FROM ranks GROUP BY generation_id
 ) AS k ON k.generation_id = g.id
 """,
@@ -269,5 +286,71 @@ GROUP BY p.uuid, r.id, r.name
 """,
 )
 
-VIEWS: Final[dict[str, View]] = {view.name: view for view in (_LATEST, _LAG, _IN_FLIGHT, _ERRORS, _STALLS, _SPACE)}
+_REPLICA_LAG = View(
+    "replica_lag",
+    "What each replica lacks, one row per run and replica. Committed generations count that are not quarantined.",
+    _columns(
+        _RUN
+        + """
+tier | text | uuid of the replica
+url | text | where it was last opened
+newest_generation_id | integer | newest commit of the run; NULL: none
+newest_step | integer | its step
+replicated_generation_id | integer | newest commit that the replica holds whole; NULL: none
+replicated_step | integer | its step
+generations_behind | integer | generations that the replica does not hold whole
+bytes_behind | integer | bytes of their packs that it does not hold; a pack of several generations counts once
+seconds_behind | real | age of the oldest commit that it does not hold whole; NULL: it holds all
+"""
+    ),
+    "run, tier",
+    """
+SELECT p.uuid AS repository, r.name AS run, t.uuid AS tier, t.url AS url,
+       c.newest_generation_id AS newest_generation_id, c.newest_step AS newest_step,
+       c.replicated_generation_id AS replicated_generation_id, c.replicated_step AS replicated_step,
+       COALESCE(c.generations_behind, 0) AS generations_behind, COALESCE(b.bytes_behind, 0) AS bytes_behind,
+       {seconds:c.oldest_behind:now} AS seconds_behind
+FROM runs AS r JOIN repositories AS p ON p.id = r.repository_id
+JOIN tiers AS t ON t.repository_id = p.id AND t.role = 'replica' AND t.forgotten_at IS NULL
+LEFT JOIN (
+  SELECT run_id, tier_id, MAX(CASE WHEN place = 1 THEN id END) AS newest_generation_id,
+         MAX(CASE WHEN place = 1 THEN step END) AS newest_step,
+         MAX(CASE WHEN whole = 1 AND place_of_its_kind = 1 THEN id END) AS replicated_generation_id,
+         MAX(CASE WHEN whole = 1 AND place_of_its_kind = 1 THEN step END) AS replicated_step,
+         SUM(1 - whole) AS generations_behind, MIN(CASE WHEN whole = 0 THEN committed_at END) AS oldest_behind
+  FROM (
+    SELECT h.*, ROW_NUMBER() OVER (PARTITION BY run_id, tier_id ORDER BY epoch DESC, commit_seq DESC) AS place,
+           ROW_NUMBER() OVER (
+             PARTITION BY run_id, tier_id, whole ORDER BY epoch DESC, commit_seq DESC
+           ) AS place_of_its_kind
+    FROM (
+      SELECT g.run_id AS run_id, s.id AS tier_id, g.id AS id, g.step AS step, g.epoch AS epoch,
+             g.commit_seq AS commit_seq, g.committed_at AS committed_at,
+             CASE WHEN w.generation_id IS NULL THEN 0 ELSE 1 END AS whole
+      FROM generations AS g
+      JOIN tiers AS s ON s.repository_id = g.repository_id AND s.role = 'replica' AND s.forgotten_at IS NULL
+      LEFT JOIN replicated_generations AS w ON w.generation_id = g.id AND w.tier_id = s.id
+      WHERE g.state = 'committed' AND g.quarantined_at IS NULL
+    ) AS h
+  ) AS ranked
+  GROUP BY run_id, tier_id
+) AS c ON c.run_id = r.id AND c.tier_id = t.id
+LEFT JOIN (
+  SELECT run_id, tier_id, CAST(SUM(nbytes) AS BIGINT) AS bytes_behind
+  FROM (
+    SELECT DISTINCT g.run_id AS run_id, s.id AS tier_id, k.id AS pack_id, k.nbytes AS nbytes
+    FROM generations AS g
+    JOIN tiers AS s ON s.repository_id = g.repository_id AND s.role = 'replica' AND s.forgotten_at IS NULL
+    JOIN generation_packs AS u ON u.generation_id = g.id JOIN packs AS k ON k.id = u.pack_id
+    WHERE g.state = 'committed' AND g.quarantined_at IS NULL
+      AND NOT EXISTS (SELECT 1 FROM replicas AS x WHERE x.pack_id = k.id AND x.tier_id = s.id)
+  ) AS missing
+  GROUP BY run_id, tier_id
+) AS b ON b.run_id = r.id AND b.tier_id = t.id
+""",
+)
+
+VIEWS: Final[dict[str, View]] = {
+    view.name: view for view in (_LATEST, _LAG, _IN_FLIGHT, _ERRORS, _STALLS, _SPACE, _REPLICA_LAG)
+}
 """In creation order: a later view may use an earlier one."""

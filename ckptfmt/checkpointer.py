@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +212,8 @@ class Checkpointer:
                 host_bytes_max=self._modes.arena_bytes_max,
                 deferred=self._modes.freeze == "deferred",
             )
-            session = SaveSession(self._context, order, snapshot, pending, earlier=self.in_flight)
+            freed = partial(self._flights.freed, arena)
+            session = SaveSession(self._context, order, snapshot, pending, earlier=self.in_flight, freed=freed)
             thread = Background(session.run, name=f"ckptfmt-save-{pending.run}-{order.n}")
         except BaseException:
             self._flights.give_back(arena)
@@ -334,13 +336,15 @@ class Checkpointer:
         try:
             self._flights.settle(timeout)
         except CkptError:
-            self._shut()
+            self._shut(timeout)
             raise
-        self._shut()  # not after a timeout or an interrupt: a save is still in flight, and exit drains it
+        self._shut(timeout)  # not after a timeout or an interrupt: a save is still in flight, and exit drains it
 
-    def _shut(self) -> None:
+    def _shut(self, timeout: float | None = None) -> None:
         self._closed = True
         self._flights.prefaulted()
+        if self._context.spreader is not None:
+            self._context.spreader.close(timeout)
         self._leave()
         self._lease.close()
         self._decisions.close()

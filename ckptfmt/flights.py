@@ -28,6 +28,8 @@ class Flight:
     session: SaveSession
     thread: Background
     arena: Arena
+    holds: bool = True
+    """Whether its snapshot needs the arena still."""
     abandoned: bool = False
     """Its verdict was given by the watchdog: the thread hangs, and may still read the arena when it comes back."""
 
@@ -99,6 +101,14 @@ class Flights:
         with self._lock:
             self._idle.append(arena)
 
+    def freed(self, arena: Arena) -> None:
+        """A snapshot needs its memory no longer, though its save may go on for long: the next one may have it."""
+        with self._lock:
+            flight = next((each for each in (*self._flights, *self._stuck) if each.arena is arena and each.holds), None)
+            if flight is not None:
+                flight.holds = False
+                self._idle.append(arena)
+
     def drop_arenas(self) -> None:
         """Give the memory back; that of a thread that still hangs goes when it ends."""
         self._free_stuck()
@@ -111,7 +121,8 @@ class Flights:
         gone = [flight for flight in self._stuck if not flight.thread.alive()]
         self._stuck = [flight for flight in self._stuck if flight not in gone]
         for flight in gone:
-            flight.arena.drop()
+            if flight.holds:
+                flight.arena.drop()
 
     # -- deferred copies --------------------------------------------------------------------------
     def before_update(self) -> None:
@@ -177,7 +188,7 @@ class Flights:
             flight.pending.lift()
         with self._lock:
             self._flights = tuple(flight for flight in self._flights if flight not in done)
-            self._idle += [flight.arena for flight in done if not flight.abandoned]
+            self._idle += [flight.arena for flight in done if flight.holds and not flight.abandoned]
         self._stuck += [flight for flight in done if flight.abandoned]
         self._untold += [flight.pending for flight in done]
         self._free_stuck()

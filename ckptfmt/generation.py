@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptfmt.engine.keep.verify import verify
 from ckptfmt.engine.load.load import Framework, load_state
 from ckptfmt.engine.load.names import Rename
 from ckptfmt.engine.load.ranks import RankMap
+from ckptfmt.engine.load.readable import require_readable
 from ckptfmt.engine.load.restore import RestoreOptions, restore_state
-from ckptfmt.engine.load.slices import read_slice
+from ckptfmt.engine.load.slices import box_of, read_slice
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import RestoreReport, VerifyReport
 from ckptfmt.engine.stored import Stored
-from ckptfmt.errors import InvalidInput
+from ckptfmt.errors import InvalidInput, Mismatch
+from ckptfmt.format.naming import ranks_shown
 from ckptfmt.rank_here import rank_here
 
 if TYPE_CHECKING:
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
     Guard = Callable[[Opened], AbstractContextManager[None]]
 
 
+_T = TypeVar("_T")
+
+
 class Generation(Mapping[str, "StoredTensor"]):
-    """A committed generation. As a mapping: tensor name -> ``StoredTensor``; tied names are all there."""
+    """A committed generation. As a mapping: tensor name -> ``StoredTensor``; tied names are all there, and so are those
+    of which several ranks kept their own."""
 
     def __init__(
         self,
@@ -153,11 +158,16 @@ class Generation(Mapping[str, "StoredTensor"]):
         with self._guard(self._opened):
             return verify(self._opened, progress)
 
+    def require_readable(self) -> None:
+        """Read every byte from where it is whole, and keep none: ``Corrupt`` or ``NotFound`` if some is nowhere."""
+        with self._guard(self._opened):
+            require_readable(self._opened)
+
     # -- Mapping --------------------------------------------------------------------------------
     def __getitem__(self, name: str) -> StoredTensor:
         if not isinstance(name, str) or name not in self._opened.index:
             raise KeyError(f"{self._opened.name} has no tensor {name!r}; it has {len(self)} names")
-        return StoredTensor(name, self._opened.tensor(name), self)
+        return StoredTensor(name, self._opened.stored.every(name), self)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._opened.index
@@ -182,40 +192,57 @@ class Generation(Mapping[str, "StoredTensor"]):
 
 
 class StoredTensor:
-    """One tensor of a committed generation. Nothing is read until ``read``, an index or ``__array__`` asks for it."""
+    """One tensor of a committed generation. Nothing is read until ``read``, an index or ``__array__`` asks for it.
 
-    def __init__(self, name: str, entry: Stored, generation: Generation) -> None:
+    Where several ranks kept their own under its name (``PerRank``), ``of_rank`` gives that of one; all together have
+    ``nbytes``, and ``shape`` and ``dtype`` where those are equal. Whatever has no one answer is a ``Mismatch`` that
+    names the ranks.
+    """
+
+    def __init__(self, name: str, entries: Sequence[Stored], generation: Generation) -> None:
         self.name = name
-        self._entry = entry
+        self._entries = entries
         self._generation = generation
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that kept their own, ascending; empty for one tensor of all ranks."""
+        return tuple(sorted(entry.rank for entry in self._entries if entry.rank >= 0))
+
+    def of_rank(self, rank: int) -> StoredTensor:
+        """The tensor as ``rank`` has it: its own, or the one of all ranks. ``InvalidInput`` if it kept none."""
+        found = [entry for entry in self._entries if entry.rank in (rank, -1)]
+        if not found or isinstance(rank, bool):
+            raise InvalidInput(f"tensor {self.name!r} was kept by {ranks_shown(self.ranks)}, not by {rank!r}")
+        return StoredTensor(self.name, found, self._generation)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Global shape."""
-        return self._entry.shape
+        return self._one_of({entry.shape for entry in self._entries}, "shape")
 
     @property
     def dtype(self) -> str:
         """The element type's name, as torch writes it: ``"bfloat16"``."""
-        return self._entry.dtype
+        return self._one_of({entry.dtype for entry in self._entries}, "dtype")
 
     @property
     def nbytes(self) -> int:
-        return self._entry.nbytes
+        return sum(entry.nbytes for entry in self._entries)
 
     def read(self, *, device: Any | None = None, framework: Framework = "saved", verify: bool = True) -> Any:
         """The whole tensor. ``framework="saved"`` is torch for what was a torch tensor, if torch is installed, else
         numpy."""
-        return self._read(tuple(slice(None) for _ in self.shape), device, framework, verify)
+        return self._read((), device, framework, verify)
 
     def __getitem__(self, index: Any) -> Any:
         """Read a slice: integers, slices with step 1, and ``...``. Only the chunks it lies in are read."""
-        return self._read(_as_tuple(index), None, "saved", True)
+        return self._read(index if isinstance(index, tuple) else (index,), None, "saved", True)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         if copy is False:
             raise ValueError(f"tensor {self.name!r} lies on storage: an array of it is always a copy")
-        array = self._read(tuple(slice(None) for _ in self.shape), None, "numpy", True)
+        array = self._read((), None, "numpy", True)
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def __iter__(self) -> Iterator[Any]:
@@ -230,9 +257,10 @@ class StoredTensor:
         return self.shape[0]
 
     def _read(self, index: tuple[Any, ...], device: Any | None, framework: Framework, verify: bool) -> Any:
-        start, size, drop = _box(self.name, self.shape, index)
+        entry = self._one_of(self._entries, "value")
+        start, size, drop = box_of(self.name, entry.shape, index)
         generation = self._generation
-        saved_as = generation._opened.saved_as(self._entry.name)
+        saved_as = generation._opened.saved_as(entry.name)
         families = generation._families_for(framework, saved_torch=saved_as == "tensor")
         family = families.named({"torch": "tensor", "numpy": "array", "saved": saved_as}[framework])
         if family is None:  # a torch tensor where torch is not installed
@@ -240,53 +268,19 @@ class StoredTensor:
         if family is None:
             raise InvalidInput("no array library is there to build a tensor")
         with generation._guard(generation._opened):
-            value = read_slice(generation._opened, self._entry, start, size, family, device=device, verify=verify)
+            value = read_slice(generation._opened, entry, start, size, family, device=device, verify=verify)
         return value[tuple(0 if axis in drop else slice(None) for axis in range(len(size)))] if drop else value
 
+    def _one_of(self, found: Collection[_T], what: str) -> _T:
+        if len(found) > 1:
+            raise Mismatch(
+                f"tensor {self.name!r} of {self._generation._opened.name} has no one {what}: {ranks_shown(self.ranks)} "
+                "kept it, each for itself; of_rank(...) is that of one",
+                kind="rank_not_chosen",
+            )
+        return next(iter(found))
+
     def __repr__(self) -> str:
-        return f"<StoredTensor {self.name!r} {self.dtype} {list(self.shape)}>"
-
-
-def _as_tuple(index: Any) -> tuple[Any, ...]:
-    return index if isinstance(index, tuple) else (index,)
-
-
-def _no_mask(item: Any) -> Any:
-    """``True`` is a mask to numpy and torch, not row 1."""
-    if isinstance(item, bool):
-        raise TypeError("a bool is no index")
-    return item
-
-
-def _box(
-    name: str, shape: tuple[int, ...], index: Sequence[Any]
-) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[int]]:
-    """(start, size, axes to drop) of a basic index."""
-    items = list(index)
-    if any(item is Ellipsis for item in items):
-        at = next(number for number, item in enumerate(items) if item is Ellipsis)
-        items[at : at + 1] = [slice(None)] * (len(shape) - len(items) + 1)
-    if len(items) > len(shape):
-        raise IndexError(f"tensor {name!r} has {len(shape)} dimensions, the index has {len(items)}")
-    items += [slice(None)] * (len(shape) - len(items))
-    start, size, drop = [], [], set()
-    for axis, (item, extent) in enumerate(zip(items, shape, strict=True)):
-        if isinstance(item, slice):
-            begin, stop, step = item.indices(extent)
-            if step != 1:
-                raise IndexError(
-                    f"tensor {name!r}: only slices with step 1 can be read; read the range and index the result"
-                )
-            start.append(begin)
-            size.append(max(0, stop - begin))
-            continue
-        try:
-            number = operator.index(_no_mask(item))
-        except TypeError:
-            raise IndexError(f"tensor {name!r}: {item!r} is no index; use integers, slices and '...'") from None
-        if not -extent <= number < extent:
-            raise IndexError(f"tensor {name!r}: index {number} is out of range for axis {axis} of size {extent}")
-        start.append(number % extent)
-        size.append(1)
-        drop.add(axis)
-    return tuple(start), tuple(size), frozenset(drop)
+        kinds = {f"{entry.dtype} {list(entry.shape)}" for entry in self._entries}
+        own = f", kept by {ranks_shown(self.ranks)}" if self.ranks else ""
+        return f"<StoredTensor {self.name!r} {' or '.join(sorted(kinds))}{own}>"

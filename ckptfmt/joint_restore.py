@@ -152,7 +152,7 @@ class JointRestoring(Restoring):
             generation = opener(row)
             limit = options.host_bytes_max
             if choice["fallback"] and limit is not None and generation.nbytes > limit:
-                self._require_sound(generation)
+                generation.require_readable()
             report = generation.restore_with(into, dataclasses.replace(options, agree=agree), arena=arena)
         except RankFailed as told:
             return {"failure": dataclasses.asdict(told.failure), "damage": self._damage}, None, None

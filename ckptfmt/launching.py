@@ -11,12 +11,16 @@ from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.engine.keep.recover import prove_committed, settle_older
 from ckptfmt.engine.save.context import LaunchContext, Ranks, ReplicaCheck
 from ckptfmt.engine.save.meeting import Invitation, Meeting, Place, convene, leave
+from ckptfmt.engine.save.spreader import Spreader
+from ckptfmt.engine.save.stage_keeper import StageKeeper
+from ckptfmt.engine.save.staging import Stager
+from ckptfmt.engine.site import Site
 from ckptfmt.errors import CatalogError, InvalidInput
 from ckptfmt.format import layout
 from ckptfmt.joint_restore import JointRestoring
 from ckptfmt.policy import Decisions, JointDecisions, Modes, OwnDecisions, PreemptionFlag, SavePolicy
 from ckptfmt.ports.catalog import UNWRITABLE
-from ckptfmt.ports.records import LaunchRecord
+from ckptfmt.ports.records import LaunchRecord, RunRecord
 from ckptfmt.rank_here import rank_here
 from ckptfmt.restoring import Restoring
 
@@ -33,6 +37,7 @@ class LaunchOrder:
     takeover: bool
     ranks: Ranks
     place: Place
+    bytes_max: int | None = None
 
 
 def ranks_of(
@@ -89,6 +94,9 @@ def _begin(connection: connect.Connection, run: str, order: LaunchOrder) -> Chec
             ranks=ranks,
             coordination=meeting.coordination,
             commit_timeout=order.commit_timeout,
+            stager=_stager(site, record, ranks),
+            spreader=Spreader(site, ranks, patience=order.commit_timeout) if site.tiers.replicas else None,
+            bytes_max=order.bytes_max,
         )
         return Checkpointer(
             context,
@@ -106,6 +114,16 @@ def _begin(connection: connect.Connection, run: str, order: LaunchOrder) -> Chec
         if ranks.is_coordinator:
             catalog.close_launch(meeting.launch.id)
         raise
+
+
+def _stager(site: Site, run: RunRecord, ranks: Ranks) -> Stager | None:
+    """The stage of this rank, freed of what older launches left."""
+    tier = site.tiers.stage
+    if tier is None or not ranks.saves:
+        return None
+    keeper = StageKeeper(tier, site.sql(), run.key, ranks.rank)
+    keeper.clean()
+    return Stager(tier, keeper, site.sql(), ranks.rank)
 
 
 def _decisions(order: LaunchOrder, flag: PreemptionFlag, meeting: Meeting) -> Decisions:

@@ -18,6 +18,7 @@ from ckptfmt.generation import Generation
 from ckptfmt.reading import find
 from ckptfmt.reference import At, merge, parse_reference
 from ckptfmt.repository import Repository, open_repository
+from ckptfmt.tiering import Place, TierOrder
 
 State = Any
 Options = Mapping[str, Any] | None
@@ -25,17 +26,44 @@ Url = str | os.PathLike[str]
 
 
 def open(
-    url: Url, *, mode: connect.Mode = "w", catalog: str | None = None, storage_options: Options = None
+    url: Url,
+    *,
+    mode: connect.Mode = "w",
+    catalog: str | None = None,
+    stage: Place | None = None,
+    replicas: Sequence[Place] = (),
+    durable_on: int = 1,
+    bytes_max: int | None = None,
+    bandwidth_max: int | None = None,
+    storage_options: Options = None,
 ) -> Repository:
     """Open a repository. ``"w"`` creates it if absent; ``"r"`` creates, migrates and recovers nothing.
 
     ``url`` is a path, a URL, or a reference ``<repository>#<run>[@<id>|@step:N|@tag:T]``, whose run and generation
-    become the defaults. Raises ``NotFound`` (mode "r"), ``Conflict`` if another catalog governs the root,
-    ``CatalogError`` for a schema of another version.
+    become the defaults.
+
+    Saves go through the ``stage``, a folder on a fast disk of this host, where one is given: their memory is free once
+    they are there, and they are copied to ``url`` in the background. A stage is a path, a URL, or a mapping of ``url``,
+    ``bytes_max`` (of this repository there) and ``keep`` (how many commits of a run stay for fast restores, default 1).
+    ``replicas`` are further places that get every generation after its commit: each a path, a URL, or a mapping of
+    ``url`` and ``storage_options``. With ``durable_on=k`` the first ``k - 1`` of them have to have it before. Of all
+    copies between these places ``bandwidth_max`` bounds the bytes per second. ``bytes_max`` bounds the bytes of all
+    generations: a save that would pass it fails (``OutOfSpace`` of the kind "quota") before it writes anything.
+
+    Raises ``NotFound`` (mode "r"), ``Conflict`` if another catalog governs the root, or a stage or replica belongs to
+    another repository, ``CatalogError`` for a schema of another version.
     """
+    if isinstance(replicas, str | os.PathLike | Mapping):
+        raise InvalidInput("replicas: give a list of places")
     reference = parse_reference(url)
     return open_repository(
-        reference.url, mode=mode, run=reference.run, at=reference.at, catalog=catalog, storage_options=storage_options
+        reference.url,
+        mode=mode,
+        run=reference.run,
+        at=reference.at,
+        catalog=catalog,
+        storage_options=storage_options,
+        tiers=TierOrder(stage, tuple(replicas), durable_on, bytes_max, bandwidth_max),
     )
 
 

@@ -16,6 +16,7 @@ from ckptfmt.errors import InvalidInput
 from ckptfmt.generation import Generation
 from ckptfmt.policy import BusyRule, Freeze, Modes, SavePolicy
 from ckptfmt.reference import At
+from ckptfmt.tiering import NO_TIERS, TierOrder, check_bytes_max, with_tiers
 
 if TYPE_CHECKING:
     from ckptfmt.checkpointer import Checkpointer
@@ -63,6 +64,7 @@ class Repository:
         freeze: Freeze = "now",
         replica_check: ReplicaCheck = "full",
         coordination: Place = "auto",
+        bytes_max: int | None = None,
     ) -> Checkpointer:
         """Begin a launch of ``run`` (default "default"): take its lease, settle what an older launch left.
 
@@ -71,7 +73,8 @@ class Repository:
         other as earlier ones are written, and a restore that does not fit fills live tensors as it reads, not all or
         nothing. With ``freeze="deferred"`` ``save`` returns while what torch optimizers own is still being copied, and
         their next ``step`` waits for it; see ``PendingSave.before_update``.
-        ``Conflict`` names a live holder; ``takeover=True`` fences it.
+        ``Conflict`` names a live holder; ``takeover=True`` fences it. ``bytes_max`` bounds the bytes of the run's
+        generations, as that of ``open`` does of all.
 
         With several ranks each calls it, with the same arguments; the lowest one that saves leads. ``rank`` and
         ``world_size`` default to those of torch.distributed, else of the environment; ``ranks`` are those that save
@@ -85,7 +88,9 @@ class Repository:
         policy = SavePolicy(every_steps=every_steps, every_seconds=every_seconds, on_busy=on_busy)
         modes = Modes(in_flight_max, host_bytes_max, freeze)
         who = ranks_of(rank, world_size, ranks, replica_check)
-        order = LaunchOrder(policy, modes, tuple(preempt_signals), commit_timeout, launch, takeover, who, coordination)
+        check_bytes_max(bytes_max)
+        signals = tuple(preempt_signals)
+        order = LaunchOrder(policy, modes, signals, commit_timeout, launch, takeover, who, coordination, bytes_max)
         self._checkpointers.add(made := begin_launch(self._connection, run or self._run or "default", order))
         return made
 
@@ -163,6 +168,7 @@ def open_repository(
     at: At,
     catalog: str | None,
     storage_options: Mapping[str, Any] | None,
+    tiers: TierOrder = NO_TIERS,
 ) -> Repository:
     connection = connect.open_site(url, mode=mode, catalog=catalog, storage_options=storage_options)
-    return Repository(connection, mode, run=run, at=at)
+    return Repository(with_tiers(connection, tiers), mode, run=run, at=at)

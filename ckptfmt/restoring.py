@@ -15,7 +15,6 @@ from ckptfmt.errors import (
     AccessDenied,
     BackendError,
     CkptError,
-    Corrupt,
     FormatError,
     NotFound,
     OutOfSpace,
@@ -59,7 +58,8 @@ class Restoring:
             try:
                 generation = self._open_row(row)
                 if options.host_bytes_max is not None and generation.nbytes > options.host_bytes_max:
-                    self._require_sound(generation)
+                    # What goes through the window cannot be taken back, and an older one must not be mixed with it.
+                    generation.require_readable()
                 report = generation.restore_with(into, options, arena=arena)
             except CkptError as error:
                 if not is_damage(error):
@@ -78,15 +78,6 @@ class Restoring:
         """What a restore that may fall back tries, in this order."""
         rows = self._context.site.sql().generations(run=self._context.run.name, states=[State.COMMITTED])
         return [row for row in rows if row.quarantined_at is None]
-
-    @staticmethod
-    def _require_sound(generation: Generation) -> None:
-        """Read all of it before anything is filled: what goes through the window cannot be taken back, and an older
-        generation must not be mixed with it."""
-        problems = generation.verify().problems
-        if problems:
-            first = problems[0]
-            raise Corrupt(first.message, object=first.object, tensor=first.tensor, offset=first.offset)
 
     def _fell_back(self, report: RestoreReport, unreadable: list[int]) -> RestoreReport:
         log.error(

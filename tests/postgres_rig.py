@@ -9,13 +9,14 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ckptfmt.demo.postgres import READY_SECONDS, LocalPostgres, binaries
+from ckptfmt.demo.processes import alive, send
 from ckptfmt.errors import InvalidInput
 
 
@@ -48,27 +49,27 @@ class PostgresServer(LocalPostgres):
             return
         everyone = self._everyone()
         for pid in everyone:
-            _send(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
         until = time.monotonic() + READY_SECONDS
-        while any(_lives(pid) for pid in everyone):  # or the next one finds its memory in use
+        while any(alive(pid) for pid in everyone):  # or the next one finds its memory in use
             assert time.monotonic() < until
             time.sleep(0.01)
 
     def pause(self) -> None:
         """It stands still: connections stay, and nothing is answered."""
         for pid in self._everyone():
-            _send(pid, signal.SIGSTOP)
+            send(pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
         for pid in self._everyone():
-            _send(pid, signal.SIGCONT)
+            send(pid, signal.SIGCONT)
 
     def _everyone(self) -> list[int]:
         """The server and its children, which are sessions of their own; the server stands still meanwhile."""
         assert self._process is not None
-        _send(self._process.pid, signal.SIGSTOP)
+        send(self._process.pid, signal.SIGSTOP)
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         pids = children.read_text().split() if self._process.poll() is None else []
         return [self._process.pid, *map(int, pids)]
@@ -86,19 +87,6 @@ class PostgresServer(LocalPostgres):
         name = f"d{next(self._numbers)}"
         self.run(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
         return name
-
-
-def _send(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 @contextmanager

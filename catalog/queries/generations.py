@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ckptfmt.catalog.clock import moment
+from ckptfmt.catalog.clock import moment_or_none
 from ckptfmt.catalog.snapshot import Row, Snapshot
 from ckptfmt.errors import InvalidInput, NotFound
 from ckptfmt.format.states import State
@@ -21,7 +21,6 @@ _ELSEWHERE = {
 }
 """Fields of the record that are no columns of ``generations``."""
 _NAMES = tuple(field.name for field in fields(GenerationRecord) if field.name != "tags")
-_TIMES = tuple(name for name in _NAMES if name == "deadline" or name.endswith("_at"))
 
 _ALL = f"""
 SELECT {", ".join(_ELSEWHERE.get(name, f"g.{name}") for name in _NAMES)}
@@ -122,6 +121,16 @@ def unproven(snapshot: Snapshot, repository_id: int, run: str) -> list[Generatio
     return _records(rows, _tags(snapshot, repository_id, run))
 
 
+def unreplicated(snapshot: Snapshot, repository_id: int, run: str, tier: str) -> list[GenerationRecord]:
+    """Committed generations that the tier does not hold whole, oldest commit first."""
+    query = f"""{_ALL}{_OF_RUN}{_COMMITTED} AND g.quarantined_at IS NULL AND NOT EXISTS (
+        SELECT 1 FROM replicated_generations AS w JOIN tiers AS t ON t.id = w.tier_id
+        WHERE w.generation_id = g.id AND t.repository_id = g.repository_id AND t.uuid = :tier)
+        ORDER BY g.epoch, g.commit_seq"""
+    rows = snapshot.rows(query, repository=repository_id, run=run, tier=tier)
+    return _records(rows, _tags(snapshot, repository_id, run))
+
+
 def tagged(snapshot: Snapshot, repository_id: int, run: str, tag: str) -> GenerationRecord | None:
     """The generation that has the tag now."""
     query = f"""{_ALL} AND g.id = (
@@ -133,12 +142,12 @@ def tagged(snapshot: Snapshot, repository_id: int, run: str, tag: str) -> Genera
 def ranks_of(snapshot: Snapshot, repository_id: int, generation_id: int) -> list[RankRecord]:
     """The expected ranks of the generation, by rank."""
     found = snapshot.rows(_RANKS, repository=repository_id, generation=generation_id)
-    return [RankRecord(*[*plain, moment(updated_at)]) for *plain, updated_at in found]
+    return [RankRecord(**_moments(dict(zip(_OF_RANK, row, strict=True)))) for row in found]
 
 
-# The columns stand in the order of the record's fields.
+_OF_RANK = tuple(field.name for field in fields(RankRecord))
 _RANKS = f"""
-SELECT {", ".join(f"q.{field.name}" for field in fields(RankRecord))}
+SELECT {", ".join(f"q.{name}" for name in _OF_RANK)}
 FROM ranks AS q JOIN generations AS g ON g.id = q.generation_id
 WHERE g.repository_id = :repository AND q.generation_id = :generation ORDER BY q.rank
 """
@@ -171,10 +180,16 @@ def _records(rows: Iterable[Row], tags: dict[int, tuple[str, ...]]) -> list[Gene
 
 
 def _record(row: Row, tags: tuple[str, ...]) -> GenerationRecord:
-    values = dict(zip(_NAMES, row, strict=True))
-    for name in _TIMES:
-        if values[name] is not None:
-            values[name] = moment(values[name])
+    values = _moments(dict(zip(_NAMES, row, strict=True)))
     values["state"] = State(values["state"])
     values["pinned"] = bool(values["pinned"])
+    values["tiers"] = tuple(values["tiers"].split(",")) if values["tiers"] else ()
     return GenerationRecord(tags=tags, **values)
+
+
+def _moments(values: dict[str, Any]) -> dict[str, Any]:
+    """Times as aware datetimes."""
+    for name in values:
+        if name == "deadline" or name.endswith("_at"):
+            values[name] = moment_or_none(values[name])
+    return values

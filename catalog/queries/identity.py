@@ -31,7 +31,7 @@ def _identity(found: list[Row]) -> CatalogIdentity:
 
 
 def repository(snapshot: Snapshot, uuid: str) -> tuple[int, str] | None:
-    """Id and display URL of the repository; None if the catalog does not know it."""
+    """Id of the repository and where it was last opened for writing; None if the catalog does not know it."""
     found = snapshot.rows("SELECT id, url FROM repositories WHERE uuid = :uuid", uuid=uuid)
     return (found[0][0], found[0][1]) if found else None
 

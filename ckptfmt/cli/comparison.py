@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from ckptfmt.cli import quantities as q
 from ckptfmt.cli.output import Page, style
@@ -12,8 +11,6 @@ from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.reports import GenerationInfo, Report
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format.checksum import HEX_DIGITS
-from ckptfmt.format.dtypes import dtype
-from ckptfmt.format.manifest import Manifest
 from ckptfmt.reference import parse_reference
 
 LINES = 40
@@ -87,7 +84,7 @@ def absolute(new: str, old: str) -> str:
 
 def compare(old: Opened, new: Opened) -> Comparison:
     """Compare manifests."""
-    tensors = _compare_tensors(old.manifest, new.manifest)
+    tensors = _compare_tensors(old, new)
     before, after = leaves_of(old), leaves_of(new)
     values = _compare_values(before, after)
     counts: dict[str, int] = {}
@@ -121,18 +118,16 @@ class _Stored:
     shape: tuple[int, ...]
     boxes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     digests: tuple[str, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * dtype(self.dtype).itemsize
+    nbytes: int
 
     @property
     def chunks(self) -> int:
         return sum(len(text) // HEX_DIGITS for text in self.digests)
 
 
-def _stored(manifest: Manifest) -> dict[tuple[str, int], _Stored]:
+def _stored(opened: Opened) -> dict[tuple[str, int], _Stored]:
     """Rows by (name, rank); tied names stand for the tensor that they are tied to."""
+    manifest, sizes = opened.manifest, opened.index.tensor_bytes
     table, boxes = manifest.tensors, manifest.boxes
     parts: list[list[int]] = [[] for _ in table.name]
     for number, row in enumerate(boxes.tensor):
@@ -145,13 +140,15 @@ def _stored(manifest: Manifest) -> dict[tuple[str, int], _Stored]:
         for row in rows[manifest.aliases.get(name, name)]:
             extents = tuple((tuple(boxes.start[j]), tuple(boxes.size[j])) for j in parts[row])
             digests = tuple(boxes.digests[j] for j in parts[row])
-            found[name, table.rank[row]] = _Stored(table.dtype[row], tuple(table.shape[row]), extents, digests)
+            shape = tuple(table.shape[row])
+            found[name, table.rank[row]] = _Stored(table.dtype[row], shape, extents, digests, sizes[row])
     return found
 
 
-def _compare_tensors(old: Manifest, new: Manifest) -> tuple[TensorChange, ...]:
+def _compare_tensors(old: Opened, new: Opened) -> tuple[TensorChange, ...]:
     before, after = _stored(old), _stored(new)
-    same_chunks = old.chunk_bytes == new.chunk_bytes and old.digest_algorithm == new.digest_algorithm
+    rules = [(side.manifest.chunk_bytes, side.manifest.digest_algorithm) for side in (old, new)]
+    same_chunks = rules[0] == rules[1]
     names = [*after, *(key for key in before if key not in after)]
     return tuple(
         _change(name, rank, before.get((name, rank)), after.get((name, rank)), same_chunks) for name, rank in names

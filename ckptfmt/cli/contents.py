@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from ckptfmt.cli import quantities as q
@@ -13,7 +12,6 @@ from ckptfmt.engine.load import names
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.reports import Report
 from ckptfmt.format import tree
-from ckptfmt.format.dtypes import dtype
 
 VALUE_LENGTH_MAX = 72
 _PLAIN = {type(None): "None", bool: "bool", int: "int", float: "float", str: "str"}
@@ -57,10 +55,7 @@ class Contents(Report):
 def contents_of(opened: Opened) -> Contents:
     """Summarise a manifest; nothing else is read."""
     manifest = opened.manifest
-    sizes = [
-        prod(shape) * dtype(name).itemsize
-        for name, shape in zip(manifest.tensors.dtype, manifest.tensors.shape, strict=True)
-    ]
+    sizes = opened.index.tensor_bytes
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(manifest.tensors.name):
         rows.setdefault(name, []).append(row)

@@ -35,13 +35,13 @@ def run(arguments: Namespace) -> int:
     if arguments.ranks is not None:
         from ckptfmt.demo.ranks.main import run_ranks_demo
 
-        several = run_ranks_demo(arguments.directory, ranks=arguments.ranks, catalog=arguments.catalog, **common)
-        found = {"report": "demo_ranks", **several.as_json()}
+        ranks, catalog = arguments.ranks, arguments.catalog
+        found = run_ranks_demo(arguments.directory, ranks=ranks, catalog=catalog, **common).as_json()
     else:
         from ckptfmt.demo.main import run_chaos, run_demo
 
         demo = run_demo if arguments.chaos is None else partial(run_chaos, arguments.chaos)
-        found = {"report": "demo", **demo(arguments.directory, **common).as_json()}
+        found = demo(arguments.directory, **common).as_json()
     if arguments.as_json:
         write_json(found)
     return 0

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from math import prod
 from typing import Any
 
 from ckptfmt.cli import contents as c
 from ckptfmt.cli import quantities as q
 from ckptfmt.cli.history import HistoryItem, history_table, items
-from ckptfmt.cli.listing import note_text, state_text
+from ckptfmt.cli.listing import abort_text, marks_text, state_text
 from ckptfmt.cli.output import Page, style
 from ckptfmt.cli.places import Place
 from ckptfmt.cli.resume import problem_of
@@ -21,7 +20,6 @@ from ckptfmt.engine.load.resolve import Wanted, resolve_row
 from ckptfmt.engine.opened import Opened, open_row
 from ckptfmt.engine.reports import GenerationInfo, Problem, Report
 from ckptfmt.errors import BackendError, FormatError, NotFound
-from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.states import State
 from ckptfmt.ports.records import GenerationRecord
 from ckptfmt.reference import parse_at
@@ -210,10 +208,11 @@ def _tensors(opened: Opened) -> tuple[TensorLine, ...]:
     table, boxes = opened.manifest.tensors, [0] * len(opened.manifest.tensors.name)
     for row in opened.manifest.boxes.tensor:
         boxes[row] += 1
-    columns = zip(table.name, table.dtype, table.shape, table.kind, table.rank, boxes, strict=True)
+    sizes = opened.index.tensor_bytes
+    columns = zip(table.name, table.dtype, table.shape, sizes, table.kind, table.rank, boxes, strict=True)
     lines = [
-        TensorLine(name, kind, tuple(shape), prod(shape) * dtype(kind).itemsize, held, rank, parts)
-        for name, kind, shape, held, rank, parts in columns
+        TensorLine(name, dtype, tuple(shape), nbytes, held, rank, parts)
+        for name, dtype, shape, nbytes, held, rank, parts in columns
     ]
     return tuple(sorted(lines, key=lambda line: -line.nbytes))
 
@@ -221,12 +220,12 @@ def _tensors(opened: Opened) -> tuple[TensorLine, ...]:
 # -- pages ------------------------------------------------------------------------------------------
 def show_generation(page: Page, view: GenerationView, now: datetime) -> None:
     info = view.generation
-    note = note_text(info)
+    marks = marks_text(info)
     page.line(
         style(f"generation #{info.id} of run {info.run}, step {info.step}", "bold"),
         " is ",
         state_text(info),
-        f" ({note})" if note else "",
+        f" ({marks})" if marks else "",
     )
     page.facts(_facts(page, view, now))
     if view.ranks and (len(view.ranks) > 1 or info.state != "committed"):
@@ -273,6 +272,8 @@ def _facts(page: Page, view: GenerationView, now: datetime) -> list[tuple[str, s
     problem = "" if view.problem is None else page.paragraph(f"it cannot be read: {view.problem.message}", "red")
     metadata = "" if view.metadata in (None, {}) else c.cut(str(view.metadata), 400)
     return [
+        ("aborted", page.paragraph(abort_text(info), "red")),
+        ("quarantined", page.paragraph(info.quarantine_reason or "", "red")),
         ("key", info.key),
         ("folder", view.url),
         ("parent", parent if info.state == "committed" else ""),

@@ -77,9 +77,9 @@ def show_runs(page: Page, report: RunList, now: datetime) -> None:
     page.table(("RUN", ">LATEST", ">STEP", ">COMMITTED", ">GENERATIONS", ">SIZE", ">IN FLIGHT", "HELD BY"), rows)
 
 
-def show_generations(page: Page, report: GenerationList, now: datetime) -> None:
+def show_generations(page: Page, report: GenerationList, now: datetime, *, every: bool) -> None:
     if not report.generations:
-        page.line(f"run {report.run}: no generations to list")
+        page.line(f"run {report.run}: no generations" if every else f"run {report.run}: none is committed; all: --all")
         return
     generation_table(page, report.generations, now)
     if report.more:
@@ -108,15 +108,24 @@ def state_text(info: GenerationInfo) -> str:
 
 
 def note_text(info: GenerationInfo) -> str:
-    """What else matters about a generation: pinned, quarantined, without proof, why it was aborted."""
-    notes = []
-    if info.pinned:
-        notes.append("pinned")
-    if info.proof_pending:
-        notes.append(style("proof pending", "yellow"))
+    """What else matters about a generation, on one line: its marks, quarantined, why it was aborted."""
+    notes = [marks_text(info)] if marks_text(info) else []
     if info.quarantine_reason is not None:
         notes.append(style(f"quarantined: {info.quarantine_reason}", "red"))
     if info.abort_reason is not None:
-        rank = "" if info.abort_rank is None else f" on rank {info.abort_rank}"
-        notes.append(f"{info.abort_stage or 'aborted'}{rank}: {info.abort_reason}")
+        notes.append(abort_text(info))
     return "; ".join(notes)
+
+
+def marks_text(info: GenerationInfo) -> str:
+    """Whether it is pinned, and without proof."""
+    marks = ["pinned"] if info.pinned else []
+    return "; ".join([*marks, style("proof pending", "yellow")] if info.proof_pending else marks)
+
+
+def abort_text(info: GenerationInfo) -> str:
+    """In which stage, on which rank and why it was aborted; empty if it was not."""
+    if info.abort_reason is None:
+        return ""
+    rank = "" if info.abort_rank is None else f" on rank {info.abort_rank}"
+    return f"{info.abort_stage or 'aborted'}{rank}: {info.abort_reason}"

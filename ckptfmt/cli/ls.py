@@ -34,6 +34,11 @@ def run(arguments: Namespace) -> int:
             runs = listing.list_runs(place)
             emit(runs, lambda page: listing.show_runs(page, runs, place.now()), as_json=arguments.as_json)
         else:
-            found = listing.list_generations(place, every=arguments.every, limit=arguments.limit or None)
-            emit(found, lambda page: listing.show_generations(page, found, place.now()), as_json=arguments.as_json)
+            every = bool(arguments.every)
+            found = listing.list_generations(place, every=every, limit=arguments.limit or None)
+            emit(
+                found,
+                lambda page: listing.show_generations(page, found, place.now(), every=every),
+                as_json=arguments.as_json,
+            )
     return 0

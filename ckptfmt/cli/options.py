@@ -39,6 +39,20 @@ def add_catalog(parser: ArgumentParser) -> None:
     )
 
 
+def add_tiers(parser: ArgumentParser) -> None:
+    """Tiers beside the durable one; those that the catalog knows are found without."""
+    parser.add_argument(
+        "--stage", metavar="PATH", help="the stage of this host (default: the one that the catalog knows)"
+    )
+    parser.add_argument(
+        "--replica",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a replica; may be repeated (default: those that the catalog knows)",
+    )
+
+
 def add_output(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--json", dest="as_json", action="store_true", help="one JSON document on standard output (spec/cli-json.md)"

@@ -15,6 +15,7 @@ from ckptfmt.errors import InvalidInput, NotFound
 from ckptfmt.reference import Reference, parse_at, parse_reference
 
 if TYPE_CHECKING:
+    from ckptfmt.cli.known_tiers import Unreachable
     from ckptfmt.engine.opened import Opened
     from ckptfmt.engine.site import Site
     from ckptfmt.ports.catalog import Catalog
@@ -26,6 +27,8 @@ class Place:
 
     connection: connect.Connection
     reference: Reference
+    unreachable: tuple[Unreachable, ...] = ()
+    """Tiers that the catalog knows and that cannot be opened."""
 
     @property
     def site(self) -> Site:
@@ -69,9 +72,12 @@ class Place:
         if self.connection.folder:
             if self.reference.run is not None:
                 raise InvalidInput(f"{self.url} is the folder of one generation: leave out #{self.reference.run}")
-            return open_folder(self.site)
-        wanted = parse_at(self.reference.at)
-        return open_wanted(self.site, self.reference.run, Wanted(wanted.id, wanted.step, wanted.tag))
+            opened = open_folder(self.site)
+        else:
+            wanted = parse_at(self.reference.at)
+            opened = open_wanted(self.site, self.reference.run, Wanted(wanted.id, wanted.step, wanted.tag))
+        opened.require_packs()
+        return opened
 
 
 @contextmanager
@@ -85,8 +91,13 @@ def opened_place(arguments: Namespace, *, url: str | None = None, mode: connect.
     if mode == "w":
         _require_catalog(reference.url, arguments.catalog, options)
     connection = connect.open_site(reference.url, mode=mode, catalog=arguments.catalog, storage_options=options)
+    unreachable: tuple[Unreachable, ...] = ()
+    if hasattr(arguments, "replica") and not connection.folder:
+        from ckptfmt.cli.known_tiers import with_known_tiers
+
+        connection, unreachable = with_known_tiers(connection, arguments.stage, arguments.replica)
     try:
-        yield Place(connection, reference)
+        yield Place(connection, reference, unreachable)
     finally:
         connection.close()
 

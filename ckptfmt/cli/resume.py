@@ -76,7 +76,9 @@ def _by_proof(site: Site, run: str) -> tuple[Resume, Opened | None]:
 
 def _try_open(site: Site, run: str, generation_id: int) -> tuple[Opened | None, Problem | None]:
     try:
-        return open_wanted(site, run, Wanted(id=generation_id)), None
+        opened = open_wanted(site, run, Wanted(id=generation_id))
+        opened.require_packs()
+        return opened, None
     except (FormatError, NotFound, BackendError) as error:
         return None, problem_of(error)
 

@@ -108,12 +108,14 @@ def show_verification(page: Page, report: Verification) -> None:
         for one in report.generations
     ]
     page.table(("", ">ID", "RUN", ">STEP", ">SIZE", ">CHUNKS", ">TIME", ">RATE"), rows)
+    _show_tiers(page, report)
     for one in report.generations:
         for problem in one.problems[:PROBLEMS_MAX]:
             page.blank()
             page.line(style(f"generation #{one.generation_id}: {problem.kind}", "red"))
             page.facts(
                 [
+                    ("tier", problem.tier or ""),
                     ("object", problem.object),
                     ("tensor", problem.tensor or ""),
                     ("offset", "" if problem.offset is None else f"{problem.offset:,}"),
@@ -125,6 +127,31 @@ def show_verification(page: Page, report: Verification) -> None:
     if not report.ok:
         page.blank()
         broken = [f"#{one.generation_id}" for one in report.generations if not one.ok]
-        page.line(
-            f"damaged: {', '.join(broken)}; restore another generation with @id, or put the objects back from a copy"
+        page.line(f"damaged: {', '.join(broken)}; {_advice(report)}")
+
+
+def _show_tiers(page: Page, report: Verification) -> None:
+    """Which tier holds what, where there are several."""
+    rows = [
+        (
+            style("ok", "green") if not tier.problems else style(q.count(tier.problems, "problem"), "bold", "red"),
+            f"#{one.generation_id}",
+            tier.role,
+            tier.url,
+            f"{tier.packs:,}",
+            f"{tier.absent:,}",
+            f"{tier.repaired:,}",
         )
+        for one in report.generations
+        for tier in one.tiers
+        if len(one.tiers) > 1
+    ]
+    if rows:
+        page.blank()
+        page.table(("", ">ID", "TIER", "URL", ">PACKS", ">NOT THERE", ">REPAIRED"), rows)
+
+
+def _advice(report: Verification) -> str:
+    if any(len(one.tiers) > 1 for one in report.generations):
+        return "what another tier has whole is read there, and put right by `ckptfmt replicate --repair`"
+    return "restore another generation with @id, or put the objects back from a copy"

@@ -1,6 +1,7 @@
 """Read every byte and compare it with its digest; exit code 12 if anything is wrong.
 
 URL: the latest committed generation of every run. URL#run: of this run. URL#run@id: this one. --all: all of them.
+Every tier is read: the durable one, and stage and replicas as far as they hold it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ def configure(parser: ArgumentParser) -> None:
         "--all", dest="every", action="store_true", help="every committed generation, not only the latest"
     )
     options.add_storage(parser)
+    options.add_tiers(parser)
     options.add_output(parser)
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckptfmt.demo.journal import read_journal
+from ckptfmt.demo.place import Place
 from ckptfmt.errors import DrillFailed
 
 RUN = "demo"
+"""The run that they all save."""
 
 
 class Running(Protocol):
@@ -36,26 +38,14 @@ def start_process(arguments: Sequence[str], output: Path) -> Running:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
 
-@dataclass(frozen=True)
-class Setup:
+@dataclass(frozen=True, kw_only=True)
+class Setup(Place):
     """What every process of one comparison has in common."""
 
-    folder: Path
     size: str
-    seed: int
-    every: int
-    """Steps from one save to the next."""
     threads: int = 1
     """One: on two cores the other is the saver's, and sums keep their order."""
     start: Start = start_process
-
-    @property
-    def corpus(self) -> Path:
-        return self.folder / "corpus.txt"
-
-    @property
-    def url(self) -> str:
-        return str(self.folder / "repository")
 
 
 class Attempt:
@@ -65,11 +55,8 @@ class Attempt:
         self.name = name
         self.journal = setup.folder / f"{name}.jsonl"
         self._output = setup.folder / f"{name}.output"
-        arguments = ["--steps", str(steps), "--every", str(setup.every)]
-        arguments += ["--corpus", str(setup.corpus), "--journal", str(self.journal), "--run", RUN]
-        arguments += ["--size", setup.size, "--seed", str(setup.seed), "--threads", str(setup.threads)]
-        if saving:
-            arguments += ["--url", setup.url]
+        arguments = setup.arguments(self.journal, steps=steps, saving=saving)
+        arguments += ["--size", setup.size, "--threads", str(setup.threads)]
         self._process = setup.start(arguments, self._output)
 
     def events(self) -> list[dict[str, Any]]:

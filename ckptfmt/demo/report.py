@@ -45,7 +45,7 @@ class Life:
 
 
 @dataclass(frozen=True)
-class SaveFigures:
+class CommitFigures:
     """Medians over the committed generations, as the catalog recorded them."""
 
     commits: int
@@ -58,7 +58,7 @@ class SaveFigures:
     """State bytes by the time until they were durable."""
 
     @classmethod
-    def of(cls, generations: Sequence[GenerationInfo]) -> SaveFigures:
+    def of(cls, generations: Sequence[GenerationInfo]) -> CommitFigures:
         stalls = [one.stall_seconds for one in generations if one.stall_seconds is not None]
         commits, rates = [], []
         for one in generations:
@@ -87,7 +87,7 @@ class DemoReport:
     last_loss: float
     values: dict[str, int]
     """How many values of each part of the state (model, optimizer, scheduler, rng, tokens) were compared by digest."""
-    saves: SaveFigures
+    saves: CommitFigures
 
     @property
     def kills(self) -> int:
@@ -107,5 +107,6 @@ class DemoReport:
         return sum(life.resumed_generation is not None and life.steps > 0 and life.exact for life in self.lives)
 
     def as_json(self) -> dict[str, Any]:
+        """As spec/cli-json.md has it."""
         counts = ("kills", "kills_while_writing", "resumes", "exact_resumes")
-        return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in counts}}
+        return {"report": "demo", **dataclasses.asdict(self), **{name: getattr(self, name) for name in counts}}

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 import ckptfmt
+from ckptfmt.demo.attempt import RUN
 from ckptfmt.demo.digests import digests
 from ckptfmt.demo.journal import Journal
-from ckptfmt.demo.model import SIZES, Transformer
+from ckptfmt.demo.model import SIZES, Size, Transformer
 
 WARMUP_STEPS, DECAY_STEPS = 10, 1000
 """Fixed, not taken from the number of steps asked for: runs of different length agree on their common steps."""
@@ -34,37 +35,47 @@ class Training:
         torch.manual_seed(seed)
         self.size = SIZES[size]
         self.text = torch.from_numpy(np.fromfile(corpus, dtype=np.uint8))
-        model = Transformer(self.size)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)
-        self.state: dict[str, Any] = {
-            "model": model,
-            "optimizer": optimizer,
-            "scheduler": scheduler,
-            "rng": ckptfmt.Rng(),
-            "tokens": 0,
-        }
+        self.state = training_state(Transformer(self.size), fused=True)
 
     def step(self) -> float:
-        model, optimizer = self.state["model"], self.state["optimizer"]
-        loss = model(self._batch())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        self.state["scheduler"].step()
-        self.state["tokens"] += self.size.batch * self.size.context
-        return float(loss.detach())
-
-    def _batch(self) -> torch.Tensor:
-        """(batch, context + 1) tokens, each of two consecutive bytes, from random places of the text."""
         length = 2 * (self.size.context + 1)
         starts = [random.randrange(len(self.text) - length) for _ in range(self.size.batch)]
-        pairs = torch.stack([self.text[start : start + length] for start in starts]).long().view(self.size.batch, -1, 2)
-        return pairs[..., 0] * 256 + pairs[..., 1]
+        return float(train_step(self.state, tokens_at(self.text, starts, self.size), self.size))
 
     def digests(self) -> dict[str, str]:
         values = {name: self.state[name].state_dict() for name in ("model", "optimizer", "scheduler")}
         return digests({**values, "rng": self.state["rng"].state(), "tokens": self.state["tokens"]})
+
+
+def training_state(model: torch.nn.Module, **options: Any) -> dict[str, Any]:
+    """All that is saved: ``model``, its optimizer with these ``options`` and its scheduler, and what counts along."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, **options)
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor),
+        "rng": ckptfmt.Rng(),
+        "tokens": 0,
+    }
+
+
+def train_step(state: dict[str, Any], batch: torch.Tensor, size: Size) -> torch.Tensor:
+    """The loss of ``batch``, which is the whole one of a step or this rank's share of it, after a step with it."""
+    model, optimizer = state["model"], state["optimizer"]
+    loss: torch.Tensor = model(batch)
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    state["scheduler"].step()
+    state["tokens"] += size.batch * size.context
+    return loss.detach()
+
+
+def tokens_at(text: torch.Tensor, starts: Sequence[int], size: Size) -> torch.Tensor:
+    """(len(starts), context + 1) tokens, each of two consecutive bytes, from these places of the text."""
+    length = 2 * (size.context + 1)
+    pairs = torch.stack([text[start : start + length] for start in starts]).long().view(len(starts), -1, 2)
+    return pairs[..., 0] * 256 + pairs[..., 1]
 
 
 def learning_rate_factor(step: int) -> float:
@@ -77,7 +88,7 @@ def train_saving(training: Training, journal: Journal, arguments: argparse.Names
     state = training.state
     with (
         ckptfmt.open(arguments.url) as repo,
-        repo.checkpointer(arguments.run, every_steps=arguments.every) as ckpt,
+        repo.checkpointer(RUN, every_steps=arguments.every) as ckpt,
     ):
         done = ckpt.restore(into=state)
         if done is None:
@@ -102,18 +113,23 @@ def tell_step(training: Training, journal: Journal, step: int) -> None:
     journal.tell("step", step=step, loss=loss.hex(), seconds=time.perf_counter() - began)
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The arguments of every training process (``ckptfmt.demo.place.Place.arguments``)."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--corpus", type=Path, required=True)
+    made.add_argument("--journal", type=Path, required=True, help="several ranks write one each, beside it")
+    made.add_argument("--url", help="repository; without it nothing is saved")
+    made.add_argument("--steps", type=int, required=True)
+    made.add_argument("--every", type=int, default=5)
+    made.add_argument("--seed", type=int, required=True)
+    return made
+
+
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--journal", type=Path, required=True)
-    parser.add_argument("--url", help="repository; without it nothing is saved")
-    parser.add_argument("--run", default="demo")
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--every", type=int, default=5)
-    parser.add_argument("--size", choices=sorted(SIZES), required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    return parser.parse_args(words)
+    wanted = parser(__doc__)
+    wanted.add_argument("--size", choices=sorted(SIZES), required=True)
+    wanted.add_argument("--threads", type=int, required=True)
+    return wanted.parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -17,7 +17,7 @@ from ckptfmt.demo.comparison import compare
 from ckptfmt.demo.corpus import write_corpus
 from ckptfmt.demo.journal import losses
 from ckptfmt.demo.killer import Kill, Killer
-from ckptfmt.demo.report import DemoReport, Life, SaveFigures
+from ckptfmt.demo.report import CommitFigures, DemoReport, Life
 from ckptfmt.errors import InvalidInput
 
 Echo = Callable[[str], None]
@@ -91,7 +91,7 @@ class Trial:
             first_loss=float.fromhex(expected[0]),
             last_loss=float.fromhex(expected[steps - 1]),
             values=values,
-            saves=SaveFigures.of(self._repo.generations(run=RUN)),
+            saves=CommitFigures.of(self._repo.generations(run=RUN)),
         )
         self._tell(report)
         return report
@@ -139,8 +139,10 @@ def demo_folder(directory: str | Path | None, *, keep: bool, echo: Echo) -> Iter
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidInput(f"{folder} is not empty: the demo wants a folder of its own, new or empty")
     folder.mkdir(parents=True, exist_ok=True)
-    yield folder
-    echo(f"\nEverything stays in {folder}")
+    try:
+        yield folder
+    finally:
+        echo(f"\nEverything stays in {folder}")
 
 
 def _beginning(events: Events, last_kill: Kill | None) -> str:

@@ -15,10 +15,9 @@ from ckptfmt.engine.site import Site
 from ckptfmt.engine.survey import RunSurvey, survey
 from ckptfmt.errors import CatalogBehind, FormatError
 from ckptfmt.format import layout, verdict
+from ckptfmt.format.naming import shown
 from ckptfmt.format.states import OPEN_STATES, State
 from ckptfmt.ports.catalog import States
-
-_NAMED_MAX = 10
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def require_none(site: Site) -> None:
     by_run: dict[str, list[Contradiction]] = {}
     for one in found:
         by_run.setdefault(one.run, []).append(one)
-    told = "; ".join(f"run {run!r}: {_listed(members)}" for run, members in by_run.items())
+    told = "; ".join(f"run {run!r}: {shown(members)}" for run, members in by_run.items())
     raise CatalogBehind(
         f"the catalog {site.sql().url} does not know what {site.backend.url} proves: {told}. It was put back "
         f"from a copy, or replaced; nothing is written or deleted before "
@@ -117,8 +116,3 @@ def _left_out(site: Site, runs: set[str]) -> set[str]:
     known = {run.name for run in site.sql().runs()}
     events = (event for run in runs & known for event in site.sql().events(run=run))
     return {str(event.detail.get("key")) for event in events if event.kind == "left_out"}
-
-
-def _listed(members: list[Contradiction]) -> str:
-    shown = ", ".join(map(str, members[:_NAMED_MAX]))
-    return f"{shown} and {len(members) - _NAMED_MAX} more" if len(members) > _NAMED_MAX else shown

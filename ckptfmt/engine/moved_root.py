@@ -17,10 +17,10 @@ _LOOKED_AT = 10
 """Newest commits of a run among which one is proven: a launch leaves few without a proof."""
 
 
-def require_latest(site: Site) -> None:
+def require_latest(site: Site, last: str) -> None:
     """``Conflict`` of the kind ``copied_root`` if the newest proven generation of a run is not on this storage.
 
-    Costs one look at an object for each run.
+    ``last`` is the URL where the catalog was opened for writing before. Costs one look at an object for each run.
     """
     catalog = site.sql()
     for run in catalog.runs():
@@ -29,7 +29,7 @@ def require_latest(site: Site) -> None:
             raise Conflict(
                 f"{site.backend.url} does not hold generation {row.id} of run {run.name!r} "
                 f"({verdicts.folder_of(row)}), which was committed through the catalog {catalog.url} into "
-                f"{catalog.root_url()}: it is a copy of that root, or what it was before; write to that one, or give "
+                f"{last}: it is a copy of that root, or what it was before; write to that one, or give "
                 f"this one a catalog of its own: `ckptfmt db adopt {site.backend.url} --catalog URL`",
                 kind="copied_root",
             )

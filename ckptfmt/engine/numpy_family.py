@@ -61,6 +61,10 @@ class NumpyFamily(_HostFamily):
 
     name = "array"
 
+    def __init__(self) -> None:
+        self._casts: dict[tuple[str, np.dtype[Any]], str | None] = {}
+        """Why one dtype cannot be converted to another one, or None."""
+
     def owns(self, value: Any) -> bool:
         return isinstance(value, np.ndarray)
 
@@ -109,9 +113,30 @@ class NumpyFamily(_HostFamily):
 
     def fill_cast(self, value: Any, saved_dtype: str, host: memoryview) -> None:
         saved = dtypes.numpy_dtype(saved_dtype)
-        if saved is None:
-            raise InvalidInput(f"numpy has no dtype for {saved_dtype}, so it cannot be cast to {value.dtype}")
-        np.copyto(value, _over(host, saved, value.shape), casting="unsafe")
+        try:
+            if saved is None:
+                raise TypeError(f"it has no dtype for {saved_dtype}")
+            np.copyto(value, _over(host, saved, value.shape), casting="unsafe")
+        except TypeError as error:
+            raise InvalidInput(
+                f"numpy cannot convert {saved_dtype} to {value.dtype}: {error}; restore into an array of the saved "
+                "dtype or a torch tensor, or leave it out with keys="
+            ) from None
+
+    def check_cast(self, value: Any, saved_dtype: str) -> str | None:
+        pair = (saved_dtype, value.dtype)
+        if pair not in self._casts:
+            self._casts[pair] = self._tried_cast(value, saved_dtype)
+        return self._casts[pair]
+
+    def _tried_cast(self, value: np.ndarray[Any, Any], saved_dtype: str) -> str | None:
+        """numpy's own answer is wrong for types of other packages, so one element is converted."""
+        try:
+            host = memoryview(bytearray(dtypes.dtype(saved_dtype).itemsize))
+            self.fill_cast(np.empty(1, value.dtype), saved_dtype, host)
+        except InvalidInput as error:
+            return str(error)
+        return None
 
     def check_fillable(self, value: Any, path: str) -> str | None:
         if not value.flags.writeable:
@@ -170,6 +195,9 @@ class BlobFamily(_HostFamily):
 
     def fill_cast(self, value: Any, saved_dtype: str, host: memoryview) -> None:
         raise InvalidInput("a byte string has no dtype to cast to")
+
+    def check_cast(self, value: Any, saved_dtype: str) -> str | None:
+        return "a byte string has no dtype to cast to"
 
     def check_fillable(self, value: Any, path: str) -> str | None:
         return None  # replaced, never filled

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ckptfmt.engine import protocol, verdicts
+from ckptfmt.engine import verdicts
 from ckptfmt.engine.collector import held_back
+from ckptfmt.engine.nearest import Nearest
 from ckptfmt.engine.origins import Origins
 from ckptfmt.engine.reports import GenerationInfo
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.stored import Stored, StoredTensors
-from ckptfmt.errors import Corrupt, FormatError, NotCommitted, NotFound
+from ckptfmt.errors import BackendError, Corrupt, FormatError, NotCommitted, NotFound
 from ckptfmt.format import layout, tree, verdict
 from ckptfmt.format.index import Index
 from ckptfmt.format.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest, manifest_digest
+from ckptfmt.format.trees import TreeTexts
 from ckptfmt.ports.records import GenerationRecord
+
+log = logging.getLogger("ckptfmt")
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Opened:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that saved it, ascending."""
+        """The ranks of the job that saved it, ascending. Those that were no members of the save kept nothing."""
         return tuple(row.rank for row in self.manifest.ranks)
 
     @property
@@ -58,6 +63,12 @@ class Opened:
         with self._told():
             return self.manifest.trees.slots_of(rank)
 
+    def keepers(self, slot: str | None = None) -> list[int]:
+        """The ranks that kept something for themselves, ascending: under ``slot``, or under any. No tree is read."""
+        trees = self.manifest.trees
+        kept = trees.slot_texts() if isinstance(trees, TreeTexts) else trees.per_rank
+        return sorted(int(rank) for rank, slots in kept.items() if (slots if slot is None else slot in slots))
+
     @contextmanager
     def _told(self) -> Iterator[None]:
         try:
@@ -66,6 +77,32 @@ class Opened:
             raise type(error)(
                 f"{self.site.backend.url}: {self.name}: {error}; its tensors can still be read by name"
             ) from error
+
+    @cached_property
+    def nearest(self) -> Nearest:
+        """What its packs are read through."""
+        return Nearest(self.site)
+
+    def require_packs(self) -> None:
+        """Every pack is on some tier with its length: ``NotFound`` or ``Corrupt`` naming those that are on none.
+
+        They are looked at once.
+        """
+        _ = self._has_packs
+
+    @cached_property
+    def _has_packs(self) -> bool:
+        with self.noting_damage():
+            self.nearest.require(self.folder, self.manifest)
+        return True
+
+    @contextmanager
+    def noting_damage(self) -> Iterator[None]:
+        """Around reading: what was found damaged is left as events in the catalog."""
+        try:
+            yield
+        finally:
+            self.nearest.log.note(self.site, self.info)
 
     @cached_property
     def _origins(self) -> Origins:
@@ -101,26 +138,33 @@ def open_row(site: Site, row: GenerationRecord) -> Opened:
     if row.manifest_name is None or row.manifest_digest is None:
         raise NotCommitted(f"generation {row.id} of run {row.run!r} is {row.state}, not committed; nothing to read")
     folder = verdicts.folder_of(row)
-    manifest = read_manifest(site, folder, row.manifest_name, row.manifest_digest, row.key)
+    manifest = _nearest_manifest(site, folder, row.manifest_name, row.manifest_digest, row.key)
     told_by = f"the catalog's row of generation {row.id}"
     _check_facts(site, folder, manifest, run=row.run, step=row.step, told_by=told_by)
-    protocol.check_packs(site, folder, manifest)
-    return Opened(site, folder, GenerationInfo.of(row), manifest)
+    opened = Opened(site, folder, GenerationInfo.of(row), manifest)
+    opened.require_packs()
+    return opened
 
 
-def open_proven(site: Site, folder: str, commit: verdict.Commit) -> Opened:
-    """Open what COMMIT.json proves, without a catalog."""
+def open_proven(site: Site, folder: str, commit: verdict.Commit, *, stands: bool = False) -> Opened:
+    """Open what COMMIT.json proves, without a catalog. ``stands``: it is known to have no tombstone.
+
+    Where a request costs a round trip packs are not looked at before they are read: an inference host reads few of
+    them, and what is gone or too short is told by the first read.
+    """
     if commit.verdict != "committed" or commit.manifest is None:
         raise NotCommitted(f"{folder or site.backend.url}: generation {commit.id} was aborted: {commit.reason}")
-    if verdicts.is_retired(site.backend, folder, commit.key):
+    if not stands and verdicts.is_retired(site.backend, folder, commit.key):
         raise NotCommitted(
             f"{folder or site.backend.url}: generation {commit.id} of run {commit.run!r} was retired; "
             "its bytes may be gone"
         )
-    manifest = read_manifest(site, folder, commit.manifest.name, commit.manifest.digest, commit.key)
+    manifest = _nearest_manifest(site, folder, commit.manifest.name, commit.manifest.digest, commit.key)
     _check_facts(site, folder, manifest, run=commit.run, step=commit.step, told_by=layout.COMMIT)
-    protocol.check_packs(site, folder, manifest)
-    return Opened(site, folder, info_of(commit, manifest), manifest)
+    opened = Opened(site, folder, info_of(commit, manifest), manifest)
+    if not site.backend.traits.distant:
+        opened.require_packs()
+    return opened
 
 
 def _check_facts(site: Site, folder: str, manifest: Manifest, *, run: str, step: int, told_by: str) -> None:
@@ -159,6 +203,21 @@ def info_of(commit: verdict.Commit, manifest: Manifest | None = None) -> Generat
         stall_seconds=None,
         abort_reason=commit.reason,
     )
+
+
+def _nearest_manifest(site: Site, folder: str, name: str, digest: str, key: str) -> Manifest:
+    """From the durable tier, else from a replica that has it: its digest tells that it is the one."""
+    try:
+        return read_manifest(site, folder, name, digest, key)
+    except (Corrupt, NotFound, BackendError) as error:
+        for tier in site.tiers.replicas:
+            try:
+                found = read_manifest(replace(site, backend=tier.backend), folder, name, digest, key)
+            except (FormatError, NotFound, BackendError):
+                continue
+            log.warning("the manifest is read from %s: %s", tier.name, error)
+            return found
+        raise
 
 
 def read_manifest(site: Site, folder: str, name: str, digest: str, key: str) -> Manifest:

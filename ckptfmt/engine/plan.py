@@ -1,6 +1,6 @@
 """Where every leaf's bytes go: packs, offsets, and the units in which a pack is hashed and written.
 
-A plan depends only on the structure of the state (names, dtypes, shapes, boxes), so it is kept
+A plan depends only on the structure of the state (names, dtypes, shapes, boxes and who holds them), so it is kept
 between saves of the same structure. In the arena a unit lies exactly as it will lie in its file,
 header included, so a write needs no copy.
 """
@@ -8,11 +8,11 @@ header included, so a write needs no copy.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final
 
+from ckptfmt.engine.drafts import Draft, draft_packs
 from ckptfmt.engine.transfer import IO_BYTES
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format import checksum, pack
@@ -23,8 +23,11 @@ WINDOW_BYTES: Final = 64 << 20
 """Host memory through which packs pass that are not held whole: room for the unit that each of four threads writes."""
 HOST_BYTES_MIN: Final = WINDOW_BYTES
 """Below it the threads that write would wait for one another."""
+HASH_WINDOW_BYTES: Final = WINDOW_BYTES
+"""Most host memory through which claims pass that are hashed while training is blocked and do not lie in host memory.
+No more than ``WINDOW_BYTES``: units that pass use it after them, and ``HOST_BYTES_MIN`` has room for one of the two."""
 
-Signature = tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str], ...]
+Signature = tuple[tuple[Hashable, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,22 @@ ALL_WRITTEN: Final = Roles()
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """How the claims are compared with what their writers write: by the digests of both."""
+
+    compared: bool = True
+    """Whether at all; if not, they are not even copied."""
+    hashed: frozenset[int] = frozenset()
+    """Those whose digests are taken when the snapshot is; the others are frozen, and hashed in the background."""
+    window_bytes: int = 0
+    """Host memory through which the ``hashed`` ones pass."""
+
+
+IN_BACKGROUND: Final = Comparison()
+NOT_COMPARED: Final = Comparison(compared=False)
+
+
+@dataclass(frozen=True)
 class SavePlan:
     packs: tuple[PackPlan, ...]
     arena_bytes: int
@@ -123,7 +142,11 @@ class SavePlan:
 
 
 def signature_of(leaves: Sequence[tuple[str, LeafSpec]]) -> Signature:
-    return tuple((name, s.dtype, s.global_shape, s.start, s.size, s.kind) for name, s in leaves)
+    """All that a plan depends on, and who writes what: of an address, whether there is one. The states of generators
+    lie elsewhere at each save."""
+    return tuple(
+        [(name, s.dtype, s.global_shape, s.start, s.size, s.kind, s.holders, s.address is None) for name, s in leaves]
+    )
 
 
 def make_plan(
@@ -132,33 +155,47 @@ def make_plan(
     sync: Collection[int] = (),
     host_bytes_max: int | None = None,
     roles: Roles = ALL_WRITTEN,
-    compared: bool = True,
-    hashed: frozenset[int] = frozenset(),
-    hash_window_bytes: int = 0,
+    comparison: Comparison = IN_BACKGROUND,
 ) -> SavePlan:
     """Lay ``leaves`` out in packs. Pure arithmetic: nothing is allocated or written.
 
     The leaves in ``sync`` get packs of their own, the first ones, which pass through the window. With a
     ``host_bytes_max`` (bytes) that cannot hold the rest as well, all packs do. Of the claims among the ``roles``
-    only the digests are taken, and only if they are ``compared``: of those in ``hashed`` at once, through so many bytes
-    of a window of their own.
+    only the digests are taken, and only as the ``comparison`` wants them.
     """
-    entries = [
-        pack.PackEntry(
-            name=name, dtype=s.dtype, size=s.size, start=s.start, global_shape=s.global_shape, nbytes=s.nbytes
-        )
-        for name, s in leaves
-    ]
-    sizes = [entry.nbytes for entry in entries]
-    chosen = [index for index in range(len(entries)) if index not in roles.claims and index not in roles.bare]
-    claimed = sorted(roles.claims - hashed) if compared else []
-    drafts = _drafts(entries, chosen, claimed, sync)
+    written = [index for index in range(len(leaves)) if index not in roles.claims and index not in roles.bare]
+    claimed = sorted(roles.claims - comparison.hashed) if comparison.compared else []
+    drafts = draft_packs(leaves, written, claimed, sync)
+    sizes = [spec.nbytes for _, spec in leaves]
+    passing, window = _passing(drafts, host_bytes_max, comparison)
+    packs = _placed(drafts, sizes, passing, window)
+    turns = tuple([unit for planned in packs[:passing] for unit in planned.units])
+    return SavePlan(
+        packs=packs,
+        arena_bytes=window.offset + max(window.used, comparison.window_bytes),
+        tensor_bytes=sum(sizes) - sum(map(sizes.__getitem__, roles.claims)),
+        held=_columns(packs, sizes),
+        passing=turns,
+        sync_turns=sum(drafts[unit.pack].sync for unit in turns),
+        roles=roles,
+        hashed=comparison.hashed,
+        hash_window=slice(window.offset, window.offset + comparison.window_bytes),
+    )
+
+
+def _passing(drafts: Sequence[Draft], host_bytes_max: int | None, comparison: Comparison) -> tuple[int, _Window]:
+    """How many packs, the first ones, pass through the window, and the window: it lies behind what is held whole."""
     sync_packs = sum(draft.sync for draft in drafts)
     rest = sum(align_up(draft.layout.nbytes) for draft in drafts[sync_packs:])
-    if host_bytes_max is None or rest + (WINDOW_BYTES if sync_packs else hash_window_bytes) <= host_bytes_max:
-        passing, window = sync_packs, _Window(rest, WINDOW_BYTES)
-    else:
-        passing, window = len(drafts), _Window(0, align_down(host_bytes_max))
+    beside = WINDOW_BYTES if sync_packs else comparison.window_bytes
+    if host_bytes_max is None or rest + beside <= host_bytes_max:
+        return sync_packs, _Window(rest, WINDOW_BYTES)
+    return len(drafts), _Window(0, align_down(host_bytes_max))
+
+
+def _placed(drafts: Sequence[Draft], sizes: Sequence[int], passing: int, window: _Window) -> tuple[PackPlan, ...]:
+    """Give the units of each pack a place: those of the first ``passing`` in the ``window``, the others one behind the
+    other from the beginning of the arena on."""
     packs: list[PackPlan] = []
     held_bytes = 0
     for number, draft in enumerate(drafts):
@@ -178,18 +215,7 @@ def make_plan(
         )
         if room is not window:
             held_bytes += align_up(layout.nbytes)
-    turns = [unit for planned in packs[:passing] for unit in planned.units]
-    return SavePlan(
-        packs=tuple(packs),
-        arena_bytes=held_bytes + max(window.used, hash_window_bytes),
-        tensor_bytes=sum(sizes) - sum(map(sizes.__getitem__, roles.claims)),
-        held=_columns(packs, sizes),
-        passing=tuple(turns),
-        sync_turns=sum(unit.pack < sync_packs for unit in turns),
-        roles=roles,
-        hashed=hashed,
-        hash_window=slice(held_bytes, held_bytes + hash_window_bytes),
-    )
+    return tuple(packs)
 
 
 def check_host_bytes_max(host_bytes_max: int | None, *, arenas: int = 1) -> None:
@@ -211,57 +237,6 @@ def align_up(value: int) -> int:
 
 def align_down(value: int) -> int:
     return value // ALIGNMENT * ALIGNMENT
-
-
-@dataclass(frozen=True)
-class _Draft:
-    """A pack whose units have no places yet."""
-
-    members: Sequence[int]
-    layout: pack.PackLayout
-    claims: bool
-    sync: bool
-
-
-def _drafts(
-    entries: Sequence[pack.PackEntry], chosen: Sequence[int], claimed: Sequence[int], sync: Collection[int]
-) -> list[_Draft]:
-    """Divide what is ``chosen`` to be written into packs, and the ``claimed`` leaves; those in ``sync`` come first."""
-    drafts: list[_Draft] = []
-    for first in (True, False) if sync else (False,):
-        mine = [index for index in chosen if (index in sync) is first]
-        for members in _groups(entries, mine):
-            drafts.append(_Draft(members, pack.layout_pack([entries[index] for index in members]), False, first))
-        only_hashed = [index for index in claimed if entries[index].nbytes and (index in sync) is first]
-        if only_hashed:
-            drafts.append(_Draft(only_hashed, _headless([entries[index].nbytes for index in only_hashed]), True, first))
-    return drafts
-
-
-def _headless(sizes: Sequence[int]) -> pack.PackLayout:
-    """Leaves back to back, in the order in which they come."""
-    stops = list(accumulate(sizes, initial=0))
-    return pack.PackLayout(b"", "", tuple(stops[:-1]), stops[-1])
-
-
-def _groups(entries: Sequence[pack.PackEntry], chosen: Sequence[int]) -> list[list[int]]:
-    """Divide the ``chosen`` entries into packs; the members of each in file order.
-
-    Second boxes of a tensor come after all first ones, and so on: then there are about as many packs as a tensor has
-    boxes, not as there are tensors of several boxes.
-    """
-    rounds: list[list[int]] = []
-    met: dict[str, int] = {}
-    for index in chosen:
-        number = met[entries[index].name] = met.get(entries[index].name, -1) + 1
-        if number == len(rounds):
-            rounds.append([])
-        rounds[number].append(index)
-    groups: list[list[int]] = []
-    for members in rounds:
-        order = [members[position] for position in pack.order([entries[index] for index in members])]
-        groups += [[order[position] for position in group] for group in pack.split([entries[index] for index in order])]
-    return groups
 
 
 def _columns(packs: Sequence[PackPlan], sizes: Sequence[int]) -> Columns:
@@ -320,7 +295,7 @@ class _Window:
     """Room of ``nbytes`` from ``offset`` on, which units use one after the other, lap by lap."""
 
     def __init__(self, offset: int, nbytes: int) -> None:
-        self._offset = offset
+        self.offset = offset
         self._nbytes = nbytes
         self._at = 0
         self._turn = 0
@@ -341,4 +316,4 @@ class _Window:
         self._lap.append((place, self._turn))
         self._turn += 1
         self.used = max(self.used, self._at)
-        return self._offset + place, self._turn - 1, self._after
+        return self.offset + place, self._turn - 1, self._after

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ckptfmt.engine import verdicts
@@ -31,6 +31,7 @@ from ckptfmt.format.part import PART_BYTES_MAX, Part
 from ckptfmt.format.part_reader import PartReader
 from ckptfmt.format.states import OPEN_STATES, State
 from ckptfmt.format.tables import PackRow
+from ckptfmt.ports.backend import Backend
 from ckptfmt.ports.records import DurableFacts, GenerationRecord, PackRecord, RankRecord
 
 log = logging.getLogger("ckptfmt")
@@ -39,6 +40,7 @@ T = TypeVar("T")
 Noted = Callable[[CkptError], None]
 """Told of each error of a call that is repeated."""
 _LISTED_FROM = 64
+_LISTED_FROM_DISTANT = 2
 """So many packs are found faster by one listing than one by one."""
 _PROOF_SECONDS = 3.0
 """How long storage may refuse a proof before it is left to recover."""
@@ -77,15 +79,11 @@ def read_parts(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -
 
 def check_packs(site: Site, folder: str, manifest: Manifest) -> None:
     """Every pack that the manifest names is there with its length. The error names every one that is not."""
-    faults: dict[str, CkptError] = {}
-    listed = _listed(site, folder, manifest)
-    for pack in manifest.packs:
-        key = _key_of(folder, pack)
-        if listed.get(key) == pack.nbytes:
-            continue
-        fault = _pack_fault(site, key, pack.nbytes, manifest)
-        if fault is not None:
-            faults[key] = fault
+    raise_faults(pack_faults(site.backend, folder, manifest, manifest.packs))
+
+
+def raise_faults(faults: Mapping[str, CkptError]) -> None:
+    """Raise the first of ``faults``, naming the keys of all others; nothing where there is none."""
     if faults:
         (_, first), *others = faults.items()
         if others:
@@ -93,27 +91,42 @@ def check_packs(site: Site, folder: str, manifest: Manifest) -> None:
         raise first
 
 
-def _key_of(folder: str, pack: PackRow) -> str:
+def pack_faults(backend: Backend, folder: str, manifest: Manifest, packs: Sequence[PackRow]) -> dict[str, CkptError]:
+    """Those of ``packs`` that are not there with their length, by key, and what to raise for each."""
+    faults: dict[str, CkptError] = {}
+    listed = _listed(backend, folder, packs)
+    for pack in packs:
+        key = pack_key(folder, pack)
+        if listed.get(key) == pack.nbytes:
+            continue
+        fault = _pack_fault(backend, key, pack.nbytes, manifest)
+        if fault is not None:
+            faults[key] = fault
+    return faults
+
+
+def pack_key(folder: str, pack: PackRow) -> str:
+    """Where a pack of the generation in ``folder`` lies, on every tier."""
     place = folder if pack.generation is None else f"{folder.rpartition('/')[0]}/{pack.generation}"
     return f"{place}/{pack.name}" if place else pack.name
 
 
-def _listed(site: Site, folder: str, manifest: Manifest) -> dict[str, int]:
+def _listed(backend: Backend, folder: str, packs: Sequence[PackRow]) -> dict[str, int]:
     """The objects beside many packs, by one listing; what it does not show, or shows otherwise, is looked at by itself.
     Empty where packs are few, or listing is refused."""
-    if len(manifest.packs) < _LISTED_FROM:
+    if len(packs) < (_LISTED_FROM_DISTANT if backend.traits.distant else _LISTED_FROM):
         return {}
     try:
-        return {found.key: found.nbytes for found in site.backend.list(folder)}
+        return {found.key: found.nbytes for found in backend.list(folder)}
     except BackendError:
         return {}
 
 
-def _pack_fault(site: Site, key: str, nbytes: int, manifest: Manifest) -> CkptError | None:
-    name = f"{site.backend.url}: pack {key} of generation {manifest.id} (run {manifest.run!r})"
+def _pack_fault(backend: Backend, key: str, nbytes: int, manifest: Manifest) -> CkptError | None:
+    name = f"{backend.url}: pack {key} of generation {manifest.id} (run {manifest.run!r})"
     advice = "restore an older generation with at=..., or put the object back from a copy"
     try:
-        found = site.backend.head(key).nbytes
+        found = backend.head(key).nbytes
     except NotFound:
         return NotFound(f"{name} is not there; {advice}", kind="object_missing")
     if found == nbytes:
@@ -133,6 +146,7 @@ def merged_manifest(site: Site, row: GenerationRecord, *, parent: str | None) ->
             repository=site.repository,
             run=row.run,
             members=[record.rank for record in ranks],
+            world_size=row.world_size,
         )
     check_packs(site, verdicts.folder_of(row), sound.manifest)
     return sound
@@ -156,6 +170,7 @@ def durable_facts(manifest: Manifest, key: str, name: str, digest: str, nbytes: 
         manifest_bytes=nbytes,
         nbytes=manifest.nbytes,
         parent_key=manifest.parent,
+        tiers=tuple(manifest.tiers or ()),
         packs=tuple(
             PackRecord(
                 generation_key=key if pack.generation is None else pack.generation,
@@ -205,13 +220,21 @@ def _require_not_aborted(site: Site, row: GenerationRecord, error: Conflict) -> 
         found = verdicts.read_commit(site.backend, folder)
     except (FormatError, BackendError):
         return
-    if found is not None and found.verdict == "aborted" and verdicts.belongs(found, site, row):
-        raise Conflict(
-            f"generation {row.id} of run {row.run!r} is committed in the catalog, but {site.backend.url}: "
-            f"{folder}/{layout.COMMIT} says that it was aborted ({found.reason}): the catalog was put back from a "
-            f"copy; run `ckptfmt db rebuild --merge {site.backend.url}`",
-            kind="disproved",
-        ) from error
+    told = None if found is None else disproof(site, row, found)
+    if told is not None:
+        raise told from error
+
+
+def disproof(site: Site, row: GenerationRecord, found: verdict.Commit) -> Conflict | None:
+    """What to raise where the verdict on storage, ``found``, says that this committed generation was aborted."""
+    if found.verdict != "aborted" or not verdicts.belongs(found, site, row):
+        return None
+    return Conflict(
+        f"generation {row.id} of run {row.run!r} is committed in the catalog, but {site.backend.url}: "
+        f"{verdicts.folder_of(row)}/{layout.COMMIT} says that it was aborted ({found.reason}): the catalog was put "
+        f"back from a copy; run `ckptfmt db rebuild --merge {site.backend.url}`",
+        kind="disproved",
+    )
 
 
 def create_hint(site: Site, run_key: str, key: str, *, epoch: int, seq: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -14,9 +15,12 @@ from ckptfmt.engine.touch import touched_ahead
 from ckptfmt.engine.transfer import IO_BYTES, IO_THREADS, run_all
 from ckptfmt.errors import Corrupt
 from ckptfmt.format import checksum
-from ckptfmt.ports.backend import Backend, CachedRange
+from ckptfmt.ports.backend import CachedRange
 
-_GAP_BYTES = 64 << 10
+if TYPE_CHECKING:
+    from ckptfmt.engine.nearest import Nearest
+
+GAP_BYTES: Final = 64 << 10
 """Wanted boxes closer than this are read through: one request costs more than the bytes between."""
 _SHOWN_BYTES_MIN = 8 << 20
 """Less is read as fast as it is mapped."""
@@ -83,18 +87,25 @@ class Shown:
     ranges: tuple[CachedRange, ...]
 
 
+Chunk = tuple[StoredBox, int, int, int]
+"""(box, chunk number, file offset, bytes)"""
+
+
 @dataclass(frozen=True)
 class ReadUnit:
-    """One read, rounded out to whole pages, and the chunks that it completes."""
+    """One read, and the chunks that it completes.
+
+    It is rounded out to whole pages where those are not its neighbour's, too: what one has compared with its digest the
+    other must not write over.
+    """
 
     start: int
     stop: int
-    chunks: tuple[tuple[StoredBox, int, int, int], ...]
-    """(box, chunk number, file offset, bytes)"""
+    chunks: tuple[Chunk, ...]
 
 
-def plan_reads(boxes: Iterable[StoredBox]) -> ReadPlan:
-    """Gather ``boxes`` into aligned regions, pack by pack."""
+def plan_reads(boxes: Iterable[StoredBox], gap_bytes: Callable[[str], int] = lambda pack: GAP_BYTES) -> ReadPlan:
+    """Gather ``boxes`` into aligned regions, pack by pack. Those closer than ``gap_bytes(pack)`` are one region."""
     by_pack: dict[str, list[StoredBox]] = {}
     for box in boxes:
         if box.nbytes:
@@ -102,7 +113,7 @@ def plan_reads(boxes: Iterable[StoredBox]) -> ReadPlan:
     regions: list[Region] = []
     memory = wanted = 0
     for pack in sorted(by_pack):
-        for group in _grouped(sorted(by_pack[pack], key=lambda box: box.offset)):
+        for group in _grouped(sorted(by_pack[pack], key=lambda box: box.offset), gap_bytes(pack)):
             start = align_down(group[0].offset)
             stop = min(align_up(group[-1].offset + group[-1].nbytes), group[-1].pack_bytes)
             regions.append(Region(pack, start, stop, memory, tuple(group)))
@@ -111,11 +122,11 @@ def plan_reads(boxes: Iterable[StoredBox]) -> ReadPlan:
     return ReadPlan(tuple(regions), memory, wanted)
 
 
-def _grouped(boxes: Sequence[StoredBox]) -> list[list[StoredBox]]:
+def _grouped(boxes: Sequence[StoredBox], gap_bytes: int) -> list[list[StoredBox]]:
     groups: list[list[StoredBox]] = []
     end = -1
     for box in boxes:
-        if groups and box.offset - end <= _GAP_BYTES:
+        if groups and box.offset - end <= gap_bytes:
             groups[-1].append(box)
         else:
             groups.append([box])
@@ -123,7 +134,7 @@ def _grouped(boxes: Sequence[StoredBox]) -> list[list[StoredBox]]:
     return groups
 
 
-def show_regions(backend: Backend, plan: ReadPlan) -> Shown | None:
+def show_regions(nearest: Nearest, plan: ReadPlan) -> Shown | None:
     """Show all regions of ``plan`` without a copy, where the host has every byte of them in memory already.
 
     For bytes that are only copied from: nobody may write to that memory.
@@ -134,7 +145,7 @@ def show_regions(backend: Backend, plan: ReadPlan) -> Shown | None:
     ranges = []
     for region in plan.regions:
         place = memory[region.memory_offset : region.memory_offset + region.stop - region.start]
-        found = backend.map_cached(region.pack, region.start, place)
+        found = nearest.map_cached(region.pack, region.start, place)
         if found is None:
             return None
         ranges.append(found)
@@ -157,31 +168,31 @@ def verify_shown(plan: ReadPlan, shown: Shown) -> None:
 
 
 def read_regions(
-    backend: Backend,
+    nearest: Nearest,
     plan: ReadPlan,
     memory: memoryview,
     *,
     verify: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Fill ``memory``. The first damaged chunk raises ``Corrupt`` naming tensor, object and offset.
+    """Fill ``memory``. The first chunk that is damaged wherever it lies raises ``Corrupt`` naming tensor, object and
+    offset.
 
     ``progress`` is called from worker threads with the bytes of each finished unit.
     """
 
     def read(region: Region, unit: ReadUnit) -> None:
         at = region.memory_offset - region.start
-        backend.read_into(region.pack, unit.start, memory[at + unit.start : at + unit.stop])
-        if verify:
-            _check_unit(region, unit, memory)
+        nearest.fill(region.pack, unit.start, memory[at + unit.start : at + unit.stop], unit.chunks, verify=verify)
         if progress is not None:
             progress(sum(nbytes for *_, nbytes in unit.chunks))
 
     tasks = [
         lambda region=region, unit=unit: read(region, unit) for region in plan.regions for unit in read_units(region)
     ]
+    threads = nearest.threads({region.pack for region in plan.regions})
     with touched_ahead(memory[: plan.memory_bytes]):
-        run_all(tasks, threads=IO_THREADS, name="ckptfmt-read")
+        run_all(tasks, threads=threads, name="ckptfmt-read")
 
 
 def _check_unit(region: Region, unit: ReadUnit, memory: memoryview) -> None:
@@ -191,26 +202,33 @@ def _check_unit(region: Region, unit: ReadUnit, memory: memoryview) -> None:
 
 
 def read_units(region: Region) -> list[ReadUnit]:
-    """Cut a region between chunks into reads of about ``IO_BYTES``, each rounded out to whole pages."""
-    units: list[ReadUnit] = []
-    chunks: list[tuple[StoredBox, int, int, int]] = []
+    """Cut a region between chunks into reads of about ``IO_BYTES``."""
+    shares: list[tuple[Chunk, ...]] = []
+    chunks: list[Chunk] = []
     begin = region.start
-
-    def flush(end: int) -> None:
-        units.append(ReadUnit(align_down(begin), min(align_up(end), region.stop), tuple(chunks)))
-
     for box in region.boxes:
         whole = box.nbytes <= box.chunk_bytes
         spans = ((0, box.nbytes),) if whole else checksum.chunk_spans(box.nbytes, box.chunk_bytes)
         for number, (inner, nbytes) in enumerate(spans):
             offset = box.offset + inner
             if chunks and offset + nbytes - begin > IO_BYTES:
-                flush(chunks[-1][2] + chunks[-1][3])
+                shares.append(tuple(chunks))
                 chunks, begin = [], offset
             chunks.append((box, number, offset, nbytes))
     if chunks:
-        flush(chunks[-1][2] + chunks[-1][3])
-    return units
+        shares.append(tuple(chunks))
+    return _rounded(shares, region)
+
+
+def _rounded(shares: Sequence[tuple[Chunk, ...]], region: Region) -> list[ReadUnit]:
+    begins = [share[0][2] for share in shares]
+    ends = [share[-1][2] + share[-1][3] for share in shares]
+    starts = [align_down(begin) for begin in begins]
+    stops = [min(align_up(end), region.stop) for end in ends]
+    for number in range(1, len(shares)):
+        if stops[number - 1] > starts[number]:  # a page of both
+            stops[number - 1], starts[number] = ends[number - 1], begins[number]
+    return list(map(ReadUnit, starts, stops, shares))
 
 
 def check_chunk(box: StoredBox, number: int, offset: int, data: memoryview) -> None:

@@ -122,6 +122,22 @@ class RestoreReport(Report):
     """Ids of newer generations that could not be read (``fallback=True``)."""
     amplification: float = 1.0
     """Bytes of the chunks that were read over ``nbytes``: 1.0 unless this rank needed only parts of chunks."""
+    sources: tuple[ReadFrom, ...] = ()
+    """The tiers that they came from, nearest first."""
+    damaged: tuple[Problem, ...] = ()
+    """What was read from another place instead: one entry for each object."""
+    retries: int = 0
+    """How often a chunk was read once more from the same place, because it differed from its digest, and was right."""
+
+
+@dataclass(frozen=True)
+class ReadFrom(Report):
+    """One tier that gave bytes."""
+
+    role: str
+    """``durable``, ``stage`` or ``replica``."""
+    url: str
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -134,6 +150,24 @@ class Problem(Report):
     message: str
     tensor: str | None = None
     offset: int | None = None
+    tier: str | None = None
+    """URL of the tier on which that object is; None: the place that was opened."""
+
+
+@dataclass(frozen=True)
+class VerifiedTier(Report):
+    """One tier, and what it holds of a generation."""
+
+    role: str
+    url: str
+    packs: int
+    """That were read."""
+    absent: int
+    """Packs that a stage or replica does not have."""
+    nbytes: int
+    problems: int
+    repaired: int
+    """Packs that are whole as a repair only."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +181,10 @@ class VerifyReport(Report):
     chunks: int
     seconds: float
     problems: tuple[Problem, ...] = ()
+    repaired: tuple[Problem, ...] = ()
+    """What is wrong with objects beside which a whole repair lies: readers find that, so it is no problem."""
+    tiers: tuple[VerifiedTier, ...] = ()
+    """The durable one first."""
 
     @property
     def ok(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ckptfmt.engine.tiers import Tiers
 from ckptfmt.ports.backend import Backend
 from ckptfmt.ports.catalog import Catalog
 
@@ -16,6 +17,10 @@ class Site:
     backend: Backend
     catalog: Catalog | None
     read_only: bool = False
+    tiers: Tiers = field(default_factory=Tiers)
+    """Beside the durable one, where some were opened."""
+    bytes_max: int | None = None
+    """Of the packs of all generations that are not deleted."""
 
     def sql(self) -> Catalog:
         """The catalog, for callers that only exist where there is one."""

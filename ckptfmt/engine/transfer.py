@@ -76,6 +76,29 @@ def run_all(tasks: Sequence[Task], *, threads: int, name: str) -> None:
         raise group.error
 
 
+def run_apart(tasks: Sequence[Task], *, threads: int, name: str, begin: Task) -> None:
+    """As ``run_all``, but on threads of their own, which call ``begin`` first: the caller only waits.
+
+    For what changes a thread for good, as a lower priority does.
+    """
+    group = _Group(tasks)
+
+    def work() -> None:
+        begin()
+        group.work()
+
+    helpers = [
+        threading.Thread(target=work, name=f"{name}-{index}", daemon=False)
+        for index in range(max(1, min(threads, len(tasks))))
+    ]
+    started = [helper for helper in helpers if _start(helper)]
+    if not started:
+        group.work()
+    _join(started)
+    if group.error is not None:
+        raise group.error
+
+
 def _start(thread: threading.Thread) -> bool:
     """Start a helper; without one (no more threads, or the interpreter is ending) the caller does the work alone."""
     try:

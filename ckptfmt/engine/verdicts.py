@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import Corrupt, FormatError, NotFound
 from ckptfmt.format import layout, verdict
@@ -70,6 +72,7 @@ def commit_of(site: Site, row: GenerationRecord) -> verdict.Commit:
         fence=row.commit_fence,
         manifest=verdict.ManifestRef(name=row.manifest_name, digest=row.manifest_digest, bytes=row.manifest_bytes),
         committed_at=verdict.timestamp(row.committed_at),
+        tiers=row.tiers or msgspec.UNSET,
     )
 
 

@@ -16,6 +16,7 @@ from ckptfmt.format.boxes import Extent
 from ckptfmt.format.checksum import DIGEST_BYTES
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.manifest import Manifest
+from ckptfmt.format.naming import ranks_shown
 from ckptfmt.format.tables import Kind, PackRow, itemsizes
 
 
@@ -110,7 +111,7 @@ class Index:
         if rank not in ranks:
             other = "" if rank is None else f", not by {rank}"
             raise NotFound(
-                f"tensor {name!r} of generation {self.manifest.key} is kept by each of the ranks {ranks[:8]} for itself"
+                f"tensor {name!r} of generation {self.manifest.key} is kept by {ranks_shown(ranks)}, each for itself"
                 f"{other}: load(rank=..., keys=...) builds that of one"
             )
         return rows[ranks.index(rank)]
@@ -119,9 +120,13 @@ class Index:
         """All rows of the name that stands in ``row``."""
         return self._several.get(self.manifest.tensors.name[row]) or [row]
 
+    def rows(self, name: str) -> list[int]:
+        """Return the rows of all tensors called ``name``: one, or one for each rank that keeps its own."""
+        return self._rows(self._last[self.canonical(name)])
+
     def entries(self, name: str) -> list[TensorEntry]:
-        """Return all tensors called ``name``: one, or one for each rank that keeps its own."""
-        return [self.entry(i) for i in self._rows(self._last[self.canonical(name)])]
+        """Return the tensors of ``rows``."""
+        return [self.entry(i) for i in self.rows(name)]
 
     def entry(self, row: int) -> TensorEntry:
         """Return the tensor in row ``row`` of the manifest's table. Made once."""

@@ -19,6 +19,8 @@ CATALOGS: Final = "catalogs"
 RUNS: Final = "runs"
 COMMIT: Final = "COMMIT.json"
 RETIRED: Final = "RETIRED.json"
+TIER: Final = "tier.json"
+"""The mark of a stage or a replica, at its root."""
 
 KEY_LENGTH_MAX: Final = 512
 COMPONENT_LENGTH_MAX: Final = 200
@@ -29,6 +31,7 @@ _SLUG_LENGTH_MAX: Final = 40
 _COMPONENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _GENERATION_KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _HINT = re.compile(r"([0-9]{8,20})-([0-9]{12,20})-([0-9a-f]{32})", re.ASCII)
+_REPAIR = re.compile(r"repair-[0-9a-f]{32}\.json", re.ASCII)
 _CLAIM = re.compile(r"([0-9]{8,20})\.json", re.ASCII)
 
 
@@ -138,6 +141,12 @@ def parse_commit_hint(name: str) -> CommitHint | None:
     return CommitHint(int(found[1]), int(found[2]), found[3]) if found else None
 
 
+def repaired_pack_name(name: str, attempt: int) -> str:
+    """Name of an object with the bytes of the pack called ``name``, where that one is damaged: one for each attempt."""
+    stem = name.removesuffix(".safetensors")
+    return f"{stem}-r{attempt}.safetensors"
+
+
 def pack_name(rank: int, index: int, attempt: int = 0) -> str:
     """Name of a pack in its generation's folder. A pack rewritten after an error gets the next ``attempt``."""
     return f"r{rank:05d}-p{index:03d}{_attempt(attempt)}.safetensors"
@@ -147,8 +156,13 @@ def part_name(rank: int, attempt: int = 0) -> str:
     return f"r{rank:05d}{_attempt(attempt)}.part.json"
 
 
+def staged_part_name(rank: int, attempt: int = 0) -> str:
+    """Name of the part as it lies on a stage: all packs of the rank are there too. It acknowledges nothing."""
+    return f"r{rank:05d}{_attempt(attempt)}.staged.json"
+
+
 def is_of_rank(name: str, rank: int) -> bool:
-    """Whether an object name is that of a pack or a part of ``rank``."""
+    """Whether an object name is that of a pack or a part, staged or not, of ``rank``."""
     return name.startswith((f"r{rank:05d}-", f"r{rank:05d}."))
 
 
@@ -159,6 +173,16 @@ def _attempt(attempt: int) -> str:
 def manifest_name(digest_hex: str) -> str:
     """Name of the manifest whose stored bytes have this digest."""
     return f"manifest-{digest_hex}.json.zst"
+
+
+def repair_name(digest_hex: str) -> str:
+    """Name of the repair whose stored bytes have this digest."""
+    return f"repair-{digest_hex}.json"
+
+
+def is_repair(name: str) -> bool:
+    """Whether an object name is that of a repair."""
+    return _REPAIR.fullmatch(name) is not None
 
 
 def validate_key(key: str) -> str:

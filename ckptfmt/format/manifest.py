@@ -38,7 +38,11 @@ READ_FEATURES: Final[frozenset[str]] = frozenset()
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank that wrote, and its coordinates in the device mesh, by dimension name."""
+    """One rank of the launch, whether it saved or not.
+
+    ``mesh`` is where it stands in the device mesh: dimension's name (its number, if it has none) -> coordinate. None
+    for a rank that saved nothing of a mesh, or not at all.
+    """
 
     rank: Count
     mesh: dict[str, Count] | None = None
@@ -75,6 +79,8 @@ class Shared(msgspec.Struct, kw_only=True):
     """Other names of tensors: name -> the name under which it is stored."""
     metadata: Any = None
     """The user's own facts, as a state tree without tensors."""
+    tiers: list[Uuid] | msgspec.UnsetType = msgspec.UNSET
+    """The tiers beside the durable one that held the packs when this was written. Unset: none was asked for."""
 
 
 SharedT = TypeVar("SharedT", bound=Shared)

@@ -14,10 +14,10 @@ from typing import Any, Final
 from ckptfmt.format.alike import Alike
 from ckptfmt.format.merge_order import BoxOrder
 from ckptfmt.format.merge_rows import TensorUnion
+from ckptfmt.format.naming import ranks_shown
 from ckptfmt.format.part import Part
 from ckptfmt.format.tables import BoxTable, Extent, PackRow, runs
 
-_SHOWN: Final = 8
 _ADVICE: Final = (
     "; make equal before you save what is to be equal (DistributedDataParallel leaves each rank its own statistics of "
     "BatchNorm), or mark what each rank keeps for itself PerRank"
@@ -108,12 +108,13 @@ class BoxUnion:
         first, last = self._run_of.get(row, (0, 0))
         if last - first > 1:
             first = bisect_left(self._starts, start, first, last)
-        while first < last and self._starts[first] == start:
-            box = self._order.at[first]
-            if self._size[box] == size:
-                return box
-            first += 1
-        return None
+            last = bisect_right(self._starts, start, first, last)
+        if last - first > 1:  # boxes of no elements: several begin at one place, by size
+            first = bisect_left(self._order.at, size, first, last, key=self._size.__getitem__)
+        if first == last or self._starts[first] != start:
+            return None
+        box = self._order.at[first]
+        return box if self._size[box] == size else None
 
     def _differ(self, row: int, seen: int, rank: int) -> None:
         box = (row, self._start[seen], self._size[seen])
@@ -125,16 +126,16 @@ class BoxUnion:
             whose = (
                 f"the replicas of ranks {writer} and {ranks[0]} differ"
                 if len(ranks) == 1
-                else f"the replicas of ranks {_shown(ranks)} differ from that of rank {writer}"
+                else f"the replicas of {ranks_shown(ranks)} differ from that of rank {writer}"
             )
             problems.append(f"{self._box(row, start, size)}: {whose}{advice}")
             advice = ""
         for (row, start, size), ranks in self._unwritten.items():
             lacking = self._tensors.lacking(row)
-            why = f"; the tensor is not in the state of ranks {_shown(lacking)}" if lacking else ""
-            word, verb = ("rank", "holds") if len(ranks) == 1 else ("ranks", "hold")
+            why = f"; the tensor is not in the state of {ranks_shown(lacking)}" if lacking else ""
+            verb = "holds" if len(ranks) == 1 else "hold"
             problems.append(
-                f"{self._box(row, start, size)}: {word} {_shown(ranks)} {verb} a replica that no rank wrote{why}"
+                f"{self._box(row, start, size)}: {ranks_shown(ranks)} {verb} a replica that no rank wrote{why}"
             )
 
     def _box(self, row: int, start: Extent, size: Extent) -> str:
@@ -142,16 +143,30 @@ class BoxUnion:
 
     def check_aliases(self, aliases: Mapping[str, str], problems: list[str]) -> set[int]:
         """Return the rows of tensors that are tied to others. Ranks that hold nothing of a tensor can't tell whether it
-        is tied: those that do decide, and must agree."""
+        is tied: those that do decide, and must agree. So must all about what each keeps for itself."""
         tied: set[int] = set()
         for other, name in aliases.items():
             row = self._tensors.row_of(other)
-            if row is None:
-                continue
-            if row in self._claimed or row in self._run_of:
-                problems.append(f"{other!r} is tied to {name!r} on some ranks, and a tensor of its own on others")
-            tied.add(row)
+            untied = self._tensors.owners(other)
+            if row is not None:
+                tied.add(row)
+                if row in self._claimed or row in self._run_of:
+                    untied = self._holders(row)
+            if untied:
+                ties = [part.rank for part in self._parts if other in part.aliases]
+                problems.append(
+                    f"{other!r} is tied to {name!r} on {ranks_shown(ties)}, and a tensor of its own on "
+                    f"{ranks_shown(untied)}; tie it on all ranks that have both, or copy it where it is tied"
+                )
         return tied
+
+    def _holders(self, row: int) -> list[int]:
+        """The ranks that have a box of a row, or claim one."""
+        return [
+            part.rank
+            for part, rows in zip(self._parts, self._tensors.rows, strict=True)
+            if any(rows[at] == row for at in chain(part.boxes.tensor, part.claims.tensor))
+        ]
 
     def table(self, dropped: Collection[int]) -> BoxTable:
         """All boxes in the order of the tensors, then of their starts. No row that is ``dropped`` has any: those that
@@ -177,7 +192,3 @@ class BoxUnion:
 
 def _ascend(starts: Sequence[Extent]) -> bool:
     return all(map(lt, starts, islice(starts, 1, None)))
-
-
-def _shown(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")

@@ -46,7 +46,7 @@ class BoxOrder:
         in_order = flat[order]
         self.rows: list[int] = in_order.tolist()
         self.at: list[int] = order.tolist()
-        self._strips = _strips(in_order, order) if len(parts) >= _STRIPS_FROM else []
+        self._strips = _strips(in_order, order) if len(flat) and len(parts) >= _STRIPS_FROM else []
 
     def change(self, row: int, first: int, last: int, boxes: Sequence[int]) -> None:
         """Let ``boxes`` stand where the boxes ``first`` up to ``last`` stood, all of them of one row."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import Final
 
+from ckptfmt.format.naming import ranks_shown
 from ckptfmt.format.part import Part
 from ckptfmt.format.tables import TensorTable
-
-_SHOWN: Final = 8
 
 
 class TensorUnion:
@@ -75,6 +73,28 @@ class TensorUnion:
         """The row of a tensor that is common to all ranks."""
         return self._place.get((name, -1))
 
+    def owners(self, name: str) -> Sequence[int]:
+        """The ranks that keep a tensor of this name for themselves."""
+        return self._owners.get(name, ())
+
+    @cached_property
+    def _owners(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for name, rank in self._place:
+            if rank >= 0:
+                found.setdefault(name, []).append(rank)
+        return found
+
+    def check_owners(self, problems: list[str]) -> None:
+        """What some rank keeps for itself no other may have as a tensor that is common to all."""
+        for name in self._owners:
+            row = self.row_of(name)
+            if row is not None:
+                problems.append(
+                    f"tensor {name!r} is {self.all.kind[row]} on rank {self._first_rank[row]}, but kept for itself by "
+                    f"{ranks_shown(self.owners(name))}; all ranks have to put it into ckptfmt.PerRank, or none"
+                )
+
     def lacking(self, row: int) -> list[int]:
         """The ranks whose parts do not list a row."""
         return [part.rank for part, rows in zip(self._parts, self._sets, strict=True) if row not in rows]
@@ -87,11 +107,9 @@ class TensorUnion:
         """Every rank must have what is replicated: nobody could tell a rank's own tensor from one that others lost."""
         for row, kind in enumerate(self.all.kind):
             if kind == "replicated" and self._listed[row] < len(self._parts) and row not in dropped:
-                lacking = self.lacking(row)
-                shown = ", ".join(map(str, lacking[:_SHOWN])) + (", ..." if len(lacking) > _SHOWN else "")
                 problems.append(
                     f"tensor {self.all.name[row]!r} is in the state of rank {self._first_rank[row]}, but not in that "
-                    f"of rank{'s' if len(lacking) > 1 else ''} {shown}; a plain tensor is one that every rank has: "
+                    f"of {ranks_shown(self.lacking(row))}; a plain tensor is one that every rank has: "
                     "put what only some have into ckptfmt.Sharded, or what each keeps for itself into ckptfmt.PerRank"
                 )
 

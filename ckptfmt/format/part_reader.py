@@ -143,7 +143,7 @@ def _is_alike(part: Part, model: _Model, laid_out_alike: bool) -> bool:
     """Whether a part without claims whose boxes are as large as the model's, and lie where those lie in packs of the
     same sizes, is sound. False also where that can't be told."""
     of = model.part
-    if not laid_out_alike or part.claims.tensor or of.claims.tensor or part.world_size != of.world_size:
+    if not laid_out_alike or part.claims != ClaimTable() or of.claims.tensor or part.world_size != of.world_size:
         return False
     packs = [(pack.nbytes, pack.header_bytes, pack.rank, pack.generation) for pack in part.packs]
     if (
@@ -178,14 +178,6 @@ def _decoder(column: str) -> msgspec.json.Decoder[Any]:
 
 @cache
 def _raw_part() -> Any:
-    """``Part`` with its members in their order, some of them as texts."""
-    fields: list[Any] = []
-    for field in msgspec.structs.fields(Part):
-        kind: Any = field.type
-        if field.name in _TEXTS:
-            kind = msgspec.Raw
-        elif field.name in _TABLES:
-            columns = [(name, msgspec.Raw) for name in kind.__struct_fields__]
-            kind = msgspec.defstruct(kind.__name__, columns)
-        fields.append((field.name, kind, msgspec.UNSET) if field.default is msgspec.UNSET else (field.name, kind))
-    return msgspec.defstruct("Part", fields, kw_only=True)
+    """``Part`` with what parts have in common, and all columns, left as texts."""
+    columns = {type_: dict.fromkeys(type_.__struct_fields__, msgspec.Raw) for type_ in _TABLES.values()}
+    return written.with_texts(Part, {Part: dict.fromkeys(_TEXTS, msgspec.Raw), **columns})

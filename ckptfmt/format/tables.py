@@ -21,6 +21,7 @@ from ckptfmt.format.alike import Alike
 from ckptfmt.format.checksum import HEX_DIGITS
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.layout import validate_generation_key, validate_plain_name
+from ckptfmt.format.naming import NAMED_MAX, shown
 from ckptfmt.format.pack import ALIGNMENT, HEADER_BYTES_MAX
 from ckptfmt.format.verdict import Count, Hex128, Positive
 
@@ -181,15 +182,29 @@ def check_places(tensors: TensorTable, boxes: BoxTable | ClaimTable, what: str) 
 
 def _check_rows(tensors: TensorTable, boxes: BoxTable | ClaimTable, what: str) -> bool:
     """Check that rows name tensors, in order; return whether there is just one for each."""
-    count = len(boxes.tensor)
+    count, at = len(boxes.tensor), boxes.tensor
     if any(len(column) != count for column in (boxes.start, boxes.size, boxes.digests)):
         raise FormatError(f"{what}: the columns of its boxes differ in length")
-    at = boxes.tensor
-    if count == len(tensors.name) and at == list(range(count)):
-        return True
-    if at and (min(at) < 0 or max(at) >= len(tensors.name) or at != sorted(at)):
+    one_each = count == len(tensors.name) and at == list(range(count))
+    if not one_each and at and (min(at) < 0 or max(at) >= len(tensors.name) or at != sorted(at)):
         raise FormatError(f"{what}: boxes must name existing tensors, in the order of the tensors")
-    return False
+    _check_dimensions(tensors, boxes, what)
+    return one_each
+
+
+def _check_dimensions(tensors: TensorTable, boxes: BoxTable | ClaimTable, what: str) -> None:
+    """Check that boxes have as many dimensions as their tensors, before anybody multiplies what may be a million."""
+    of = list(map(len, tensors.shape))
+    expected = list(map(of.__getitem__, boxes.tensor))
+    for word, column in (("start", boxes.start), ("size", boxes.size)):
+        found = list(map(len, column))
+        if found != expected:
+            i = next(i for i in range(len(found)) if found[i] != expected[i])
+            row = boxes.tensor[i]
+            raise FormatError(
+                f"{what}: tensor {tensors.name[row]!r}: a box has a {word} of {found[i]} numbers, not one for each of "
+                f"the {of[row]} dimensions of the shape {list(tensors.shape[row])}"
+            )
 
 
 SEVERAL: Final = 4
@@ -309,8 +324,8 @@ def _by_whom(shape: Extent, starts: Sequence[Extent], sizes: Sequence[Extent], w
         for other_start, other_size, other in fit[:i]:
             if geometry.intersect((start, size), (other_start, other_size)) is not None:
                 return f"; ranks {other} and {writer} wrote boxes that overlap"
-    shown = ", ".join(f"{list(start)}+{list(size)} by rank {writer}" for start, size, writer in rows[:8])
-    return f"; written: {shown}{f' and {len(rows) - 8} more' if len(rows) > 8 else ''}"
+    boxes = [f"{list(start)}+{list(size)} by rank {writer}" for start, size, writer in rows[:NAMED_MAX]]
+    return f"; written: {shown(boxes, len(rows))}"
 
 
 def check_aliases(names: Container[str], aliases: Mapping[str, str], what: str) -> None:

@@ -1,4 +1,4 @@
-"""The small objects that decide: marker, catalog claim, commit record, tombstone.
+"""The small objects that decide: marker, catalog claim, commit record, tombstone; mark of a tier, repair.
 
 Each is one line of JSON that ends in a digest over everything before it, so that a torn or damaged
 one is never taken at its word. Encoding is a pure function of the fields: the same row gives the
@@ -66,6 +66,7 @@ class Commit(_Object, frozen=True, kw_only=True):
 
     ``committed`` carries manifest, commit_seq and committed_at, ``aborted`` a reason. ``parent`` is
     the key of the generation that this one continued, ``fence`` that of the launch that committed.
+    ``tiers`` are the tiers beside the durable one that held all packs by then; it is left out where there are none.
     """
 
     object: Literal["commit"] = "commit"
@@ -82,6 +83,7 @@ class Commit(_Object, frozen=True, kw_only=True):
     manifest: ManifestRef | None = None
     committed_at: Time | None = None
     reason: Annotated[str, msgspec.Meta(max_length=4000)] | None = None
+    tiers: Annotated[tuple[Uuid, ...], msgspec.Meta(min_length=1, max_length=64)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Retired(_Object, frozen=True, kw_only=True):
@@ -95,8 +97,33 @@ class Retired(_Object, frozen=True, kw_only=True):
     retired_at: Time
 
 
-AnyObject = TypeVar("AnyObject", Marker, CatalogClaim, Commit, Retired)
+class TierMark(_Object, frozen=True, kw_only=True):
+    """``tier.json``: this folder is a stage or a replica of a repository. A stage is of use on ``host`` only."""
 
+    object: Literal["tier"] = "tier"
+    tier: Uuid
+    role: Literal["stage", "replica"]
+    repository: Uuid
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] | None = None
+    created_at: Time
+
+
+class Repair(_Object, frozen=True, kw_only=True):
+    """``repair-<digest>.json``: on this tier other objects stand in for packs of a generation that are damaged or gone.
+
+    ``packs``: name of the pack -> name of the object that has its bytes, both in the folder of generation ``key``.
+    """
+
+    object: Literal["repair"] = "repair"
+    repository: Uuid
+    key: Hex128
+    packs: dict[str, str]
+
+
+AnyObject = TypeVar("AnyObject", Marker, CatalogClaim, Commit, Retired, TierMark, Repair)
+
+_OPTIONAL: Final = frozenset({"tiers"})
+"""Members that are left out where they say nothing: those that came after the first release."""
 _SEAL = re.compile(rb',"self_digest":"([0-9a-f]{32})"\}\n')
 _SEAL_BYTES = len(b',"self_digest":""}\n') + checksum.HEX_DIGITS
 
@@ -117,6 +144,14 @@ def encode_retired(value: Retired) -> bytes:
     return _encode(value)
 
 
+def encode_tier_mark(value: TierMark) -> bytes:
+    return _encode(value)
+
+
+def encode_repair(value: Repair) -> bytes:
+    return _encode(value)
+
+
 def decode_marker(data: bytes) -> Marker:
     return _decode(data, Marker, "the repository marker")
 
@@ -133,6 +168,19 @@ def decode_commit(data: bytes) -> Commit:
 
 def decode_retired(data: bytes) -> Retired:
     return _decode(data, Retired, "the tombstone")
+
+
+def decode_tier_mark(data: bytes) -> TierMark:
+    return _decode(data, TierMark, "the mark of the tier")
+
+
+def decode_repair(data: bytes) -> Repair:
+    return _decode(data, Repair, "the repair")
+
+
+def tiers_of(value: Commit) -> tuple[str, ...]:
+    """The tiers beside the durable one that held all packs when the verdict was given."""
+    return () if isinstance(value.tiers, msgspec.UnsetType) else value.tiers
 
 
 def timestamp(moment: datetime) -> str:
@@ -166,10 +214,14 @@ def _decode(data: bytes, type_: type[AnyObject], what: str) -> AnyObject:
         raise UnsupportedVersion(
             f"{what} is of format version {version}; this ckptfmt reads up to {VERSION}: upgrade it"
         )
-    missing = [name for name in type_.__struct_fields__ if name not in value]
+    missing = [name for name in type_.__struct_fields__ if name not in value and name not in _OPTIONAL]
     if missing:  # nothing goes without saying, not even the version
         raise FormatError(f"{what} lacks the members {missing}")
     found = strict_json.convert(value, type_, what)
+    if isinstance(found, TierMark) and found.role == "stage" and found.host is None:
+        raise FormatError(f"{what} is that of a stage of no host")
+    if isinstance(found, Repair):
+        _check_repair(found, what)
     if isinstance(found, Commit | Retired):
         _check_run(found, what)
     if isinstance(found, Commit):
@@ -184,11 +236,23 @@ def _check_run(value: Commit | Retired, what: str) -> None:
         raise FormatError(f"{what} is of no run: {error}") from error
 
 
+def _check_repair(value: Repair, what: str) -> None:
+    if not value.packs:
+        raise FormatError(f"{what} names no pack")
+    for old, new in value.packs.items():
+        if validate_plain_name(new) in value.packs or validate_plain_name(old) == new:
+            raise FormatError(f"{what} names {new!r} both as damaged and as whole")
+    if len(set(value.packs.values())) != len(value.packs):
+        raise FormatError(f"{what} puts one object in the place of several packs")
+
+
 def _check_commit(value: Commit, what: str) -> None:
     facts = (value.manifest, value.commit_seq, value.committed_at)
     if value.verdict == "committed" and (None in facts or value.reason is not None):
         raise FormatError(f"{what} says committed without manifest, commit_seq and committed_at, or with a reason")
-    if value.verdict == "aborted" and (facts != (None, None, None) or value.reason is None):
+    if value.verdict == "aborted" and (facts != (None, None, None) or value.reason is None or tiers_of(value)):
         raise FormatError(f"{what} says aborted without a reason, or with what only a committed generation has")
+    if list(tiers_of(value)) != sorted(set(tiers_of(value))):
+        raise FormatError(f"{what} names tiers twice or out of order")
     if value.manifest is not None:
         validate_plain_name(value.manifest.name)

@@ -85,10 +85,17 @@ _RAW_COLUMNS: Final[Mapping[type, Mapping[str, Any]]] = {
 
 @cache
 def _raw_type(type_: type[msgspec.Struct]) -> Any:
-    """``type_`` with some columns of its tables left as text. The members keep their order."""
-    replaced = _RAW_COLUMNS.get(type_, {})
+    return with_texts(type_, _RAW_COLUMNS)
+
+
+def with_texts(type_: type[msgspec.Struct], replaced: Mapping[type, Mapping[str, Any]]) -> Any:
+    """Return ``type_`` for texts that this library writes, in which every member stands, in this order.
+
+    ``replaced`` tells as what some members of it, and of the tables in it, are read: type -> member -> its type.
+    """
+    own = replaced.get(type_, {})
     fields: list[Any] = []
     for field in msgspec.structs.fields(type_):
-        kind = replaced.get(field.name) or (_raw_type(field.type) if field.type in _RAW_COLUMNS else field.type)
+        kind = own.get(field.name) or (with_texts(field.type, replaced) if field.type in replaced else field.type)
         fields.append((field.name, kind, msgspec.UNSET) if field.default is msgspec.UNSET else (field.name, kind))
     return msgspec.defstruct(type_.__name__, fields, kw_only=True)

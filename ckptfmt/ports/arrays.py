@@ -28,8 +28,10 @@ class LeafSpec(msgspec.Struct, frozen=True, gc=False):
     ``parameter``, ``buffer``, ``non_persistent``, ``requires_grad``, ``channels_last``, ...
     ``address`` is where the box's bytes already lie in host memory, dense, in C order and
     little-endian; None if they don't, or there are none.
-    ``holders`` are the global ranks that hold exactly this box, ascending. None named: every rank of the launch if
-    ``kind`` is ``replicated``, else only this one.
+    ``holders`` are the global ranks that hold exactly this box, ascending, whether or not they save: of a box of a
+    tensor that is spread over ranks, as its mesh tells. Empty for all else: then every rank that saves holds it if
+    ``kind`` is ``replicated``, and only this one if not. What a rank outside of the mesh lists, which has no elements,
+    names the ranks of the mesh.
     """
 
     dtype: str
@@ -163,7 +165,8 @@ class ArrayFamily(Protocol):
         wrapper tensors, and for dtypes that the format lacks.
 
         ``known`` was said of what stood at this place in the last save. If every word of it holds for ``value``, that
-        very object may be returned: in the stall comparing is cheaper than making. Its ``kind`` is the caller's."""
+        very object may be returned: in the stall comparing is cheaper than making. Its ``kind`` is the caller's, and
+        it never was a box with ``holders``."""
 
     def boxes(self, value: Any, path: str) -> Sequence[tuple[Any, LeafSpec]] | None:
         """What this rank holds of a tensor that is spread over ranks; None for an ordinary tensor, which ``describe``
@@ -178,7 +181,8 @@ class ArrayFamily(Protocol):
 
     def coordinates(self, value: Any) -> Mapping[str, int]:
         """Where this rank stands in the mesh of a value that has ``boxes``: dimension name -> coordinate (a dimension
-        without a name goes by its number). Empty for a rank outside of the mesh."""
+        without a name goes by its number). Empty for a rank outside of the mesh. In the stall once per tensor: the
+        same object for all that lie on one mesh saves the caller to read it again."""
 
     def host_address(self, value: Any) -> int | None:
         """``address`` of what ``describe`` says, by itself."""
@@ -200,6 +204,10 @@ class ArrayFamily(Protocol):
 
     def fill_cast(self, value: Any, saved_dtype: str, host: memoryview) -> None:
         """Copy host bytes of ``saved_dtype`` into ``value`` with the library's ordinary conversion."""
+
+    def check_cast(self, value: Any, saved_dtype: str) -> str | None:
+        """A reason why ``fill_cast`` cannot convert ``saved_dtype`` to the dtype of ``value``, which is left as it is;
+        or None."""
 
     def check_fillable(self, value: Any, path: str) -> str | None:
         """A reason why ``value`` cannot be filled (e.g. on the meta device: names ``to_empty``), or None."""

@@ -30,6 +30,9 @@ class Traits:
     """Offsets, lengths and addresses that are multiples of this many bytes take the fast path. 1 = no matter."""
     folders: bool
     """True where a folder must exist before objects are written into it."""
+    distant: bool = False
+    """True where every request waits for a round trip: readers keep many in flight, and read through what lies between
+    two ranges sooner than ask twice."""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,12 @@ from ckptfmt.ports.records import (
     RankRecord,
     RankReport,
     RankState,
+    ReplicaPack,
+    ReplicaRecord,
     RunRecord,
     SaveTicket,
+    TierRecord,
+    TierRole,
 )
 
 if TYPE_CHECKING:
@@ -149,6 +153,10 @@ class Catalog(Protocol):
         write_seconds: float | None = None,
         retries: int = 0,
         error: str | None = None,
+        staged_tier: str | None = None,
+        staged_bytes: int | None = None,
+        staged_seconds: float | None = None,
+        replicated_bytes: int | None = None,
     ) -> None:
         """C2. The rank's own row; needs no lock.
 
@@ -157,6 +165,13 @@ class Catalog(Protocol):
 
     def report_ranks(self, generation_id: int, reports: Sequence[RankReport]) -> None:
         """C2 for many ranks at once: as ``report_rank`` for each, all of them or none."""
+
+    def report_progress(self, generation_id: int, rank: int, replicated_bytes: int) -> None:
+        """How many bytes of the rank's packs the durable tier holds by now; needs no lock, and is never lowered.
+
+        Nothing happens if the rank is durable or failed already. ``Conflict`` of the kind ``not_writing`` if the
+        generation is no longer ``writing``: the rank must stop.
+        """
 
     def ranks(self, generation_id: int) -> list[RankRecord]: ...
 
@@ -231,6 +246,53 @@ class Catalog(Protocol):
 
     def set_retention_hold(self, run: str, held: bool) -> RunRecord:
         """Hold everything of a run, or let it go again: under a hold nothing is retired. Idempotent."""
+
+    # -- tiers ---------------------------------------------------------------------------------
+    def ensure_tier(self, uuid: str, *, role: TierRole, url: str, host: str | None) -> TierRecord:
+        """Note a tier, and where it is now. Idempotent; a forgotten one is known again.
+
+        ``Conflict`` of the kind ``tier_differs`` if it is known with another role or host.
+        """
+
+    def tiers(self) -> list[TierRecord]:
+        """In the order in which they came; forgotten ones are left out."""
+
+    def forget_tier(self, uuid: str) -> None:
+        """The tier is gone for good: so are the rows of what it held, and its lag. Idempotent.
+
+        ``NotFound`` if there never was one.
+        """
+
+    def note_replicas(self, generation_id: int, tier: str, packs: Sequence[ReplicaPack]) -> None:
+        """The tier holds these packs of the generation, their bytes compared just now. A repeat moves name and time.
+
+        From C3 on, for until then no pack is known: ``Conflict`` of the kind ``not_kept`` unless the generation is
+        ``durable`` or ``committed``. ``NotFound`` for a pack to which the generation does not refer, or a tier that is
+        not known.
+        """
+
+    def mark_replicated(self, generation_id: int, tier: str) -> None:
+        """The tier holds the whole committed generation: all packs, which must have been noted, parts, manifest and
+        COMMIT.json. Idempotent. ``Conflict`` of the kind ``replica_incomplete`` if a pack was not noted."""
+
+    def drop_replicas(self, generation_id: int, tier: str, *, packs: Sequence[str] | None = None) -> None:
+        """The tier no longer holds what lay in the generation's folder, or the packs of these names there: it is not
+        whole there any more. Idempotent."""
+
+    def replicas(self, generation_id: int) -> list[ReplicaRecord]:
+        """Of the packs to which the generation refers, and of all that lie in its folder; by tier, owner and name."""
+
+    def unreplicated(self, run: str, tier: str) -> list[GenerationRecord]:
+        """Committed generations of the run, quarantined ones left out, that the tier does not hold whole; oldest commit
+        first."""
+
+    def bytes_held(self, run: str | None = None) -> int:
+        """Bytes of the packs that generations refer to, or have in their folders, which are not ``deleted``; of
+        generations without packs yet what their ranks have told, for a run or the whole repository.
+
+        Admission that nobody can outrun: report the bytes to be written with ``report_rank(state="writing",
+        nbytes=...)`` first, and ask then.
+        """
 
     # -- repair --------------------------------------------------------------------------------
     def restore(self, plan: Restoration) -> list[RestoredRow]:

@@ -48,6 +48,10 @@ class PartReport:
     stall_seconds: float
     write_seconds: float
     retries: int
+    staged_tier: str | None = None
+    """Uuid of the stage that its packs were copied from; None: they were written straight to the durable tier."""
+    staged_bytes: int | None = None
+    staged_seconds: float | None = None
 
     def durable(self) -> RankReport:
         """As the catalog is told."""
@@ -60,6 +64,38 @@ class PartReport:
             stall_seconds=self.stall_seconds,
             write_seconds=self.write_seconds,
             retries=self.retries,
+            staged_tier=self.staged_tier,
+            staged_bytes=self.staged_bytes,
+            staged_seconds=self.staged_seconds,
+            replicated_bytes=self.staged_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class StagedReport:
+    """One rank's packs and staged part are on its stage. No acknowledgement.
+
+    ``nbytes`` counts the tensors, ``staged_bytes`` the packs."""
+
+    rank: int
+    tier: str
+    nbytes: int
+    stall_seconds: float
+    staged_bytes: int
+    staged_seconds: float
+    retries: int
+
+    def staged(self) -> RankReport:
+        """As the catalog is told."""
+        return RankReport(
+            rank=self.rank,
+            state="staged",
+            nbytes=self.nbytes,
+            stall_seconds=self.stall_seconds,
+            retries=self.retries,
+            staged_tier=self.tier,
+            staged_bytes=self.staged_bytes,
+            staged_seconds=self.staged_seconds,
         )
 
 
@@ -120,6 +156,8 @@ class Coordination(Protocol):
     pause: float
     settles: bool
     """Whether this rank may give a verdict through the catalog by itself; else it asks the coordinator first."""
+    asks_for_all: bool
+    """Whether only the coordinator speaks to the catalog, for all ranks."""
 
     def decide(self, request: SaveRequest, *, busy: bool) -> bool | None:
         """With ``on_busy="skip"``: whether the save begins, once for all ranks. None while that is not known.
@@ -139,6 +177,12 @@ class Coordination(Protocol):
 
     def look(self, row: GenerationRecord) -> GenerationRecord:
         """The generation as it stands now, as far as this rank can know without asking more than it should."""
+
+    def staged(self, row: GenerationRecord, report: StagedReport) -> None:
+        """C2a is done on this rank: for people, and for whoever recovers."""
+
+    def progress(self, row: GenerationRecord, rank: int, nbytes: int) -> None:
+        """So many bytes of this rank's packs are on the durable tier: for people. ``Conflict`` as with ``report``."""
 
     def report(self, row: GenerationRecord, part: PartReport) -> None:
         """C2: acknowledge. ``Conflict`` if the generation is no longer ``writing``."""

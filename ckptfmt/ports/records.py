@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ckptfmt.format.states import State
 
 RankState = Literal["writing", "staged", "durable", "failed"]
+TierRole = Literal["durable", "stage", "replica"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,9 @@ class GenerationRecord:
     retired_at: datetime | None
     swept_at: datetime | None
     """Last time gc removed its objects."""
+    tiers: tuple[str, ...] = ()
+    """Uuids of the tiers beside the durable one that held all packs when it became durable, sorted; COMMIT.json
+    repeats them."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,16 @@ class RankRecord:
     retries: int
     error: str | None
     updated_at: datetime
+    staged_tier: str | None = None
+    """Uuid of the stage that holds its packs."""
+    staged_bytes: int | None = None
+    staged_seconds: float | None = None
+    staged_at: datetime | None = None
+    """When it was first reported as staged, and its snapshot's memory was free. None: it never was."""
+    durable_at: datetime | None = None
+    """When it was reported as durable."""
+    replicated_bytes: int | None = None
+    """How many bytes of its packs the durable tier holds so far."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +164,57 @@ class RankReport:
     retries: int = 0
     error: str | None = None
     """Needed for ``failed``."""
+    staged_tier: str | None = None
+    """Uuid of the stage that holds its packs; the catalog need not know it by ``ensure_tier``."""
+    staged_bytes: int | None = None
+    """Bytes of the packs on the stage."""
+    staged_seconds: float | None = None
+    """From the first byte to the staged part."""
+    replicated_bytes: int | None = None
+    """As ``report_progress`` tells it; never lowered."""
+
+
+@dataclass(frozen=True)
+class TierRecord:
+    """A place that holds objects of the repository (spec/tiers.md).
+
+    The durable tier needs no row; where it has one, its uuid is the repository's.
+    """
+
+    id: int
+    uuid: str
+    """As its mark, ``tier.json``, says."""
+    role: TierRole
+    url: str
+    """Where it was last opened, for display: no password."""
+    host: str | None
+    """The only host that a stage can be reached from."""
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class ReplicaPack:
+    """A pack that a tier holds: the pack as the manifest names it, and the name of the object there."""
+
+    generation_key: str
+    pack: str
+    name: str
+
+
+@dataclass(frozen=True)
+class ReplicaRecord:
+    """One pack on one tier."""
+
+    generation_key: str
+    """The generation whose folder holds the pack."""
+    pack: str
+    tier: str
+    """Its uuid."""
+    name: str
+    """Of the object there; another one than the pack's after a repair."""
+    nbytes: int
+    verified_at: datetime
+    """When its bytes were last compared with their digests."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +243,8 @@ class DurableFacts:
     nbytes: int
     parent_key: str | None
     packs: Sequence[PackRecord] = field(default_factory=tuple)
+    tiers: Sequence[str] = ()
+    """Uuids of the tiers beside the durable one that hold all packs by now (``durable_on``)."""
 
 
 @dataclass(frozen=True)

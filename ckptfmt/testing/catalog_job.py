@@ -10,9 +10,19 @@ from typing import Any, Protocol
 
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog
-from ckptfmt.ports.records import AdoptFacts, DurableFacts, GenerationRecord, LaunchRecord, LaunchRequest, PackRecord
+from ckptfmt.ports.records import (
+    AdoptFacts,
+    DurableFacts,
+    GenerationRecord,
+    LaunchRecord,
+    LaunchRequest,
+    PackRecord,
+    ReplicaPack,
+)
 
 REPOSITORY = "6f0f6f1c-9f0e-4b55-8c0f-000000000001"
+COPY = "6f0f6f1c-9f0e-4b55-8c0f-0000000000c1"
+"""A replica."""
 OTHER_REPOSITORY = "6f0f6f1c-9f0e-4b55-8c0f-000000000002"
 
 
@@ -127,6 +137,20 @@ class Job:
 
     def proven(self, step: int = 0, **kw: Any) -> GenerationRecord:
         return self.catalog.set_proven(self.committed(step, **kw).id)
+
+    def noted(self, generation: GenerationRecord, tier: str = COPY) -> GenerationRecord:
+        """All its packs are on the tier, which becomes a replica if it is not known."""
+        if tier not in {known.uuid for known in self.catalog.tiers()}:
+            self.catalog.ensure_tier(tier, role="replica", url="s3://copy/ckpts", host=None)
+        packs = [ReplicaPack(pack.generation_key, pack.name, pack.name) for pack in self.catalog.packs(generation.id)]
+        self.catalog.note_replicas(generation.id, tier, packs)
+        return generation
+
+    def replicated(self, generation: GenerationRecord, tier: str = COPY) -> GenerationRecord:
+        """The tier holds it whole."""
+        self.noted(generation, tier)
+        self.catalog.mark_replicated(generation.id, tier)
+        return generation
 
     def aborted(self, step: int = 0, **kw: Any) -> GenerationRecord:
         generation = self.begin(step, **kw)

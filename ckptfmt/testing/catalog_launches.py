@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
@@ -197,6 +198,17 @@ class LaunchCases:
         gone = catalog.abort(writing.id, stage="takeover", rank=None, reason="launch ended", fence=newer.fence)
         assert (done.fence, done.commit_fence) == (job.fence, newer.fence)
         assert gone.abort_stage == "takeover"
+
+    def test_threads_share_a_catalog_object(self, make_catalog: MakeCatalog) -> None:
+        catalog = make_catalog()
+
+        def work(number: int) -> list[int | None]:
+            job = Job.start(catalog, f"run-{number}")
+            return [job.proven(step).commit_seq for step in range(3)]
+
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(work, range(4))) == [[1, 2, 3]] * 4
+        assert len(catalog.generations()) == 12
 
 
 def _everything(catalog: Catalog) -> object:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from ckptfmt.errors import Conflict, Fenced, NotCommitted
 from ckptfmt.format.states import State
@@ -207,3 +215,21 @@ class CatalogMachine(RuleBasedStateMachine):
                 assert moved[event.generation_id] == event.from_state
                 moved[event.generation_id] = event.to_state
         assert moved == {id: e.state.value for id, e in self.model.items()}
+
+
+def check_random_sequences(shared: Catalog, *, sequences: int, steps: int) -> None:
+    """Make so many sequences of at most ``steps`` calls, each on a run of its own, and compare what they leave."""
+
+    class Machine(CatalogMachine):
+        catalog = shared
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=sequences,
+            stateful_step_count=steps,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

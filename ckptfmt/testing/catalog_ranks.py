@@ -117,9 +117,10 @@ class RankCases:
         }
         before = catalog.ranks(begun.id)
         for (kind, message), reports in bad.items():
-            with pytest.raises(kind, match=message):
+            with pytest.raises(kind, match=message) as refused:
                 catalog.report_ranks(begun.id, reports)
             assert catalog.ranks(begun.id) == before, message
+            assert (refused.value.kind == "rank_ended") == (message == "already")
         with pytest.raises(NotFound):
             catalog.report_ranks(10**6, [durable(0)])
         assert make_catalog(repository=OTHER_REPOSITORY).ranks(begun.id) == []

@@ -8,7 +8,7 @@ import pytest
 
 from ckptfmt.errors import CatalogError, InvalidInput, NotFound
 from ckptfmt.format.states import State
-from ckptfmt.testing.catalog_job import REPOSITORY, Job, MakeCatalog, RawSql, require
+from ckptfmt.testing.catalog_job import Job, MakeCatalog, RawSql, require
 
 
 class ReadingCases:
@@ -195,90 +195,3 @@ class ReadingCases:
 
     def test_the_url_hides_nothing_but_the_password(self, make_catalog: MakeCatalog) -> None:
         assert "://" in make_catalog().url
-
-    def test_view_latest_committed_and_lag(self, make_catalog: MakeCatalog) -> None:
-        catalog = make_catalog()
-        job = Job.start(catalog)
-        Job.start(catalog, "empty")
-        done = job.proven(100)
-        job.begin(120)
-        catalog.renew_lease(job.launch.id, lease_seconds=60, last_step=117)
-        (latest,) = catalog.view("latest_committed")
-        assert (latest["repository"], latest["run"], latest["generation_id"]) == (REPOSITORY, "llama", done.id)
-        assert latest["committed_at"] == done.committed_at
-        assert 0 <= latest["seconds_since_commit"] < 60
-        empty, lag = catalog.view("commit_lag")
-        assert (lag["lag_steps"], lag["last_step"], lag["committed_step"], lag["live"]) == (17, 117, 100, 1)
-        assert 0 <= lag["lag_seconds"] < 60
-        assert (empty["run"], empty["committed_step"], empty["lag_steps"]) == ("empty", None, None)
-        job.taken_over()
-        (lag,) = catalog.view("commit_lag", run="llama")
-        assert (lag["last_step"], lag["pid"]) == (None, 200)
-
-    def test_view_in_flight(self, make_catalog: MakeCatalog) -> None:
-        catalog = make_catalog()
-        job = Job.start(catalog, world_size=3)
-        durable = job.durable(1)
-        writing = job.begin(2, deadline_seconds=60.0)
-        job.report(writing.id, 0)
-        catalog.report_rank(writing.id, 1, state="staged")
-        merging = job.written(3, deadline_seconds=None)
-        first, second, third = catalog.view("in_flight")
-        assert [first["generation_id"], second["generation_id"], third["generation_id"]] == [
-            durable.id,
-            writing.id,
-            merging.id,
-        ]
-        assert [first["stage"], second["stage"], third["stage"]] == ["committing", "writing", "merging"]
-        assert (second["ranks_expected"], second["ranks_durable"]) == (3, 1)
-        assert sorted(second["missing_ranks"].split(",")) == ["1", "2"]
-        assert (second["slowest_rank"], second["slowest_rank_state"]) == (2, "writing")
-        assert 0 < second["seconds_to_deadline"] <= 60
-        assert (third["missing_ranks"], third["seconds_to_deadline"], third["slowest_rank_state"]) == (
-            None,
-            None,
-            "durable",
-        )
-        assert {row["launch_live"] for row in (first, second, third)} == {1}
-        job.taken_over()
-        assert {row["launch_live"] for row in catalog.view("in_flight")} == {0}
-
-    def test_view_flush_errors(self, make_catalog: MakeCatalog) -> None:
-        catalog = make_catalog()
-        job = Job.start(catalog, world_size=2)
-        generation = job.begin(5)
-        catalog.report_rank(generation.id, 1, state="failed", error="Input/output error")
-        catalog.abort(generation.id, stage="persist", rank=1, reason="rank 1 failed", fence=job.fence)
-        catalog.mark_swept(generation.id)
-        job.proven(6)
-        rows = catalog.view("flush_errors")
-        told = {(row["source"], row["stage"], row["rank"], row["reason"]) for row in rows}
-        assert told == {
-            ("rank", "persist", 1, "Input/output error"),
-            ("generation", "persist", 1, "rank 1 failed"),
-        }
-        assert all(row["at"].tzinfo is UTC and row["step"] == 5 for row in rows)
-
-    def test_view_stalls_and_space(self, make_catalog: MakeCatalog) -> None:
-        catalog = make_catalog()
-        job = Job.start(catalog, world_size=2)
-        job.proven(1)
-        job.begin(2)
-        first, second = catalog.view("stalls")
-        assert (first["stall_seconds"], first["write_seconds"], first["nbytes"]) == (1.25, 3.0, 2001)
-        assert first["bytes_per_second"] == pytest.approx(667.0)
-        assert (first["retries"], second["retries"]) == (1, 0)
-        assert first["commit_seconds"] >= 0
-        assert (second["stall_seconds"], second["bytes_per_second"], second["commit_seconds"]) == (None, None, None)
-        job.report(job.begun[-1], 0)
-        catalog.abort(job.begun[-1], stage="persist", rank=1, reason="silent", fence=job.fence)
-        (space,) = catalog.view("space_by_run")
-        assert (space["committed_generations"], space["committed_bytes"]) == (1, 2001)
-        assert (space["reclaimable_generations"], space["reclaimable_bytes"]) == (1, 1000)
-        catalog.mark_swept(job.begun[-1])
-        (space,) = catalog.view("space_by_run")
-        assert (space["reclaimable_generations"], space["deleted_generations"]) == (0, 1)
-
-    def test_view_names_are_checked(self, make_catalog: MakeCatalog) -> None:
-        with pytest.raises(InvalidInput, match="latest_committed"):
-            make_catalog().view("generations; DROP TABLE runs")

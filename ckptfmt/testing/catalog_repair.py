@@ -116,6 +116,16 @@ class RepairCases:
         assert (new.epoch, new.commit_seq) == (2, 8)
         assert [row.id for row in catalog.generations(run="llama", states=[State.COMMITTED])] == [new.id, 40, kept.id]
 
+    def test_what_lost_catalogs_handed_out_is_not_handed_out_again(self, make_catalog: MakeCatalog) -> None:
+        """Each rebuild leaves ids free, of which no trace need be left. The epoch tells how many there were."""
+        catalog = make_catalog()
+        identity = catalog.identity()
+        catalog.ensure_run("llama", "llama-key")
+        catalog.restore(plan_of(catalog, new=CatalogIdentity(identity.uuid, 4)))
+        job = Job.start(catalog)
+        assert job.begin().id > 3 * 1_000
+        assert min(job.launch.id, job.launch.fence) > 3 * 1_000_000
+
     def test_rows_that_are_there_are_never_lowered(self, make_catalog: MakeCatalog) -> None:
         catalog = make_catalog()
         job = Job.start(catalog)

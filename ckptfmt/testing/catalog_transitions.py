@@ -20,6 +20,7 @@ FROZEN = (
     "manifest_bytes = 1",
     "nbytes = 1",
     "parent_key = 'forged'",
+    "tiers = 'forged'",
     "commit_seq = 99",
     "commit_seq = NULL",
     "epoch = 9",

@@ -31,7 +31,6 @@ from ckptfmt.testing.crash_scenarios import NEXT_STEP, Save, Scenario, Told
 __all__ = ["Door", "Examination", "command_line"]
 
 _NOT_FOUND: Final = 10
-_MIDDLE: Final = "after recover"
 _TOMBSTONES: Final = frozenset({layout.COMMIT, layout.RETIRED})
 
 
@@ -61,7 +60,7 @@ class Examination:
             self._settle(life)
         finally:
             life.end()
-        self._look(_MIDDLE, settled=True)
+        self._look("after recover", settled=True, briefly=True)
         life = Life(self.place)
         try:
             self._collect(life)
@@ -84,18 +83,23 @@ class Examination:
             self._wrong(f"{name}: {type(error).__name__}: {error}")
 
     # -- what opens -------------------------------------------------------------------------------
-    def _look(self, when: str, *, settled: bool = False) -> None:
-        """Every door: what was reported as committed opens and is whole, and nothing opens that is not committed."""
+    def _look(self, when: str, *, settled: bool = False, briefly: bool = False) -> None:
+        """Every door: what was reported as committed opens and is whole, and nothing opens that is not committed.
+
+        ``briefly``: that it opens is enough, for bytes are looked at before and once more in the end.
+        """
         committed: set[Save] = set()
         with self._part(f"{when}, by the catalog"), self.place.open("r") as repository:
             rows = repository._connection.site.sql().generations()
             committed = {(row.run, row.step) for row in rows if row.state is State.COMMITTED}
             self._compare(f"{when}, by the catalog", committed, self.told.committed | self.told.by_catalog)
             for row in rows:
-                self._by_catalog(f"{when}, by the catalog", repository, row)
+                self._by_catalog(f"{when}, by the catalog", repository, row, briefly)
             self._by_reference(when, rows, settled)
+            if self.command_line and not briefly:
+                self._by_command_line(when, rows)
         with self._part(f"{when}, by proof"), self.place.open("r", proof=True) as repository:
-            proven = self._by_proof(f"{when}, by proof", repository)
+            proven = self._by_proof(f"{when}, by proof", repository, briefly)
             must = self.told.committed | (self.told.by_catalog if settled else set())
             self._compare(f"{when}, by proof", proven, must)
             if settled and proven != committed:
@@ -109,7 +113,7 @@ class Examination:
         if seen & self.told.failed:
             self._wrong(f"{where}: {sorted(seen & self.told.failed)} opens but was said to have failed")
 
-    def _by_catalog(self, where: str, repository: Repository, row: GenerationRecord) -> None:
+    def _by_catalog(self, where: str, repository: Repository, row: GenerationRecord, briefly: bool) -> None:
         try:
             generation = repository.generation(row.id)
         except NotFound as error:
@@ -118,27 +122,27 @@ class Examination:
             return
         if row.state is not State.COMMITTED:
             self._wrong(f"{where}: generation {row.id} is {row.state} and opens")
-        self._check(where, generation, row.step)
+        if not briefly:
+            self._check(where, generation, row.step)
 
     def _check(self, where: str, generation: ckptfmt.Generation, step: int) -> None:
-        if where.startswith(_MIDDLE):
-            return  # it opens; its bytes are looked at before and once more in the end
         different = self.scenario.differences(generation.load(framework="numpy"), step)
         if different is not None or generation.step != step:
             self._wrong(f"{where}: generation {generation.id} (step {step}): {different}")
 
-    def _by_proof(self, where: str, repository: Repository) -> set[Save]:
+    def _by_proof(self, where: str, repository: Repository, briefly: bool) -> set[Save]:
         seen = set()
         for info in repository.generations():
             with self._part(f"{where}: generation {info.id}"):
-                self._check(where, reading.find(repository._connection, info.run, info.id), info.step)
+                generation = reading.find(repository._connection, info.run, info.id)
+                if not briefly:
+                    self._check(where, generation, info.step)
                 seen.add((info.run, info.step))
         return seen
 
     def _by_reference(self, when: str, rows: list[GenerationRecord], settled: bool) -> None:
         """What is not committed has no name that leads to it."""
-        hidden = [row for row in rows if row.state is not State.COMMITTED]
-        for row in hidden:
+        for row in _hidden(rows):
             stone_pending = row.state is State.RETIRED and not settled
             for catalog in (self.place.catalog, *(() if stone_pending else (NO_CATALOG,))):
                 reference = f"{self.place.url}#{row.run}@{row.id}"
@@ -147,10 +151,10 @@ class Examination:
                 except NotFound:
                     continue
                 self._wrong(f"{when}: {reference} loads with catalog={catalog}, but is {row.state}")
-        if not self.command_line or when == _MIDDLE:
-            return
+
+    def _by_command_line(self, when: str, rows: list[GenerationRecord]) -> None:
         options = [] if self.place.catalog is None else ["--catalog", self.place.catalog]
-        for row in hidden:
+        for row in _hidden(rows):
             code, out = command_line("inspect", f"{self.place.url}#{row.run}@{row.id}", *options)
             if code not in (0, _NOT_FOUND) or (code == 0 and row.state not in out):
                 self._wrong(f"{when}: `ckptfmt inspect` of generation {row.id} ({row.state}) ends with {code}: {out}")
@@ -208,6 +212,10 @@ class Examination:
                 self.told.hear(pending)
                 if (run, NEXT_STEP) not in self.told.committed:
                     self._wrong(f"the next save of run {run!r} was not committed: {pending.error}")
+
+
+def _hidden(rows: list[GenerationRecord]) -> list[GenerationRecord]:
+    return [row for row in rows if row.state is not State.COMMITTED]
 
 
 @cache

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 
 from ckptfmt.errors import UnsupportedValue
 from ckptfmt.ports.arrays import LeafKind, LeafSpec
-from ckptfmt.torch.elements import EXACT_TYPES
+from ckptfmt.torch.elements import EXACT_TYPES, flags_of
 
 Extent = tuple[int, ...]
 Run = tuple[int, int]
@@ -29,6 +30,7 @@ Run = tuple[int, int]
 BOXES_MAX: Final = 256
 """Most boxes of one tensor on one rank: each lies in a pack of its own."""
 
+_NOWHERE: Final[Mapping[str, int]] = MappingProxyType({})
 
 _Box = tuple[Extent, Extent, Extent]
 """Where it starts in the global tensor, how large it is, and where it starts in the local tensor."""
@@ -85,7 +87,7 @@ def boxes_of(
             f"placements {list(value.placements)} on a mesh of {list(mesh.shape)} give {list(layout.size)}; "
             "redistribute it, or save its to_local() in ckptfmt.Sharded"
         )
-    flags = _flags(value)
+    flags = flags_of(value, bool(getattr(value, "_is_param", False)))
     found = []
     for number, box in enumerate(layout.boxes):
         part = local if len(layout.boxes) == 1 else _part(local, box)
@@ -105,10 +107,13 @@ def coordinates_of(value: Any) -> Mapping[str, int]:
     """Return where this rank stands in the mesh of a DTensor."""
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return {}
-    names = mesh.mesh_dim_names or [str(number) for number in range(len(coordinate))]
-    return dict(zip(names, coordinate, strict=True))
+    return _NOWHERE if coordinate is None else _coordinates(mesh.mesh_dim_names, tuple(coordinate))
+
+
+@lru_cache(maxsize=256)
+def _coordinates(names: tuple[str, ...] | None, coordinate: Extent) -> Mapping[str, int]:
+    """One object for all tensors of a mesh. The mesh itself is no key: meshes of two process groups may be equal."""
+    return MappingProxyType(dict(zip(names or map(str, range(len(coordinate))), coordinate, strict=True)))
 
 
 def _part(local: torch.Tensor, box: _Box) -> torch.Tensor:
@@ -120,18 +125,6 @@ def _part(local: torch.Tensor, box: _Box) -> torch.Tensor:
     return part
 
 
-def _flags(value: Any) -> tuple[str, ...]:
-    """Of the DTensor as a whole: how its local tensor is strided is this rank's own affair."""
-    found = []
-    if getattr(value, "_is_param", False):
-        found.append("parameter")
-    elif getattr(value, "_is_buffer", False):
-        found.append("buffer" if getattr(value, "persistent", True) else "non_persistent")
-    if value.requires_grad:
-        found.append("requires_grad")
-    return tuple(found)
-
-
 @lru_cache(maxsize=4096)
 def _layout(shape: Extent, mesh: Any, coordinate: Extent | None, placements: tuple[Any, ...]) -> _Layout:
     cuts = [_cut_of(placement) for placement in placements]
@@ -140,12 +133,12 @@ def _layout(shape: Extent, mesh: Any, coordinate: Extent | None, placements: tup
     kind: LeafKind = "sharded" if any(cutting) else "replicated"
     everyone = tuple(sorted(mesh.mesh.flatten().tolist()))
     origin = (0,) * len(shape)
+    if 0 in shape:  # everybody holds all of it, also who is not in the mesh
+        return _Layout(kind, shape, ((origin, shape, origin),), everyone, outside=coordinate is None)
     if coordinate is None:
         if not shape:
             raise _Refused("a DTensor on a mesh without this rank; leave it out of this rank's state")
         return _Layout(kind, origin, ((origin, origin, origin),), everyone, outside=True)
-    if 0 in shape:  # everybody holds all of it
-        return _Layout(kind, shape, ((origin, shape, origin),), everyone)
     runs: list[list[Run]] = [[(0, extent)] for extent in shape]
     for cut, size, at in zip(cuts, sizes, coordinate, strict=True):
         if cut is not None:

@@ -72,6 +72,17 @@ def is_lazy_view(tensor: torch.Tensor) -> bool:
     return tensor.is_conj() or tensor.is_neg()
 
 
+def flags_of(tensor: torch.Tensor, is_parameter: bool) -> tuple[str, ...]:
+    """Return what a tensor is to its module, and whether autograd follows it. See ``LeafSpec.flags``."""
+    role = ""
+    if is_parameter:
+        role = "parameter"
+    elif getattr(tensor, "_is_buffer", False):
+        role = "buffer" if getattr(tensor, "persistent", True) else "non_persistent"
+    found = (role,) if role else ()
+    return (*found, "requires_grad") if tensor.requires_grad else found
+
+
 def address_of(memory: memoryview) -> int:
     """Return the address of writable host memory of at least one byte."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -13,7 +13,7 @@ from ckptfmt.ports.arrays import Capture, Expansion, LeafSpec
 from ckptfmt.torch import types
 from ckptfmt.torch.cuda import CudaRuntime, DeviceTransfers, Pair, capture_from_device, fill_from_host
 from ckptfmt.torch.distributed import boxes_of, coordinates_of, is_distributed
-from ckptfmt.torch.elements import EXACT_TYPES, NAMES, allocate, bits, is_lazy_view, over_host, torch_dtype
+from ckptfmt.torch.elements import EXACT_TYPES, NAMES, allocate, bits, flags_of, is_lazy_view, over_host, torch_dtype
 from ckptfmt.torch.expand import expand_objects, is_object
 from ckptfmt.torch.host import cast_in, copy_in, copy_out, dense_address, overlaps, wrote_to
 from ckptfmt.torch.pieces import piece_of
@@ -41,6 +41,8 @@ class TorchFamily:
             raise UnsupportedValue("torch tensors cannot be stored on a big-endian host: the format is little-endian")
         types.register()
         self._cuda = CudaRuntime()
+        self._casts: dict[tuple[str, torch.dtype, str], str | None] = {}
+        """Why one dtype cannot be converted to another one on a kind of device, or None."""
 
     def owns(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
@@ -127,6 +129,21 @@ class TorchFamily:
                 "restore into a tensor of the saved dtype"
             ) from None
 
+    def check_cast(self, value: Any, saved_dtype: str) -> str | None:
+        pair = (saved_dtype, value.dtype, value.device.type)
+        if pair not in self._casts:
+            self._casts[pair] = self._tried_cast(value, saved_dtype)
+        return self._casts[pair]
+
+    def _tried_cast(self, value: torch.Tensor, saved_dtype: str) -> str | None:
+        """torch has no list of the conversions that it lacks, so one element is converted."""
+        try:
+            element = torch.empty(1, dtype=value.dtype, device=value.device)
+            self.fill_cast(element, saved_dtype, memoryview(bytearray(torch_dtype(saved_dtype).itemsize)))
+        except UnsupportedValue as error:
+            return str(error)
+        return None
+
     def check_fillable(self, value: Any, path: str) -> str | None:
         if value.is_meta and type(value) in EXACT_TYPES:
             return (
@@ -193,17 +210,11 @@ def _described(value: torch.Tensor, path: str, known: LeafSpec | None) -> LeafSp
 
 
 def _flags(value: torch.Tensor) -> tuple[str, ...]:
-    found = []
-    if type(value) is torch.nn.Parameter:
-        found.append("parameter")
-    elif getattr(value, "_is_buffer", False):
-        found.append("buffer" if getattr(value, "persistent", True) else "non_persistent")
-    if value.requires_grad:
-        found.append("requires_grad")
+    found = flags_of(value, type(value) is torch.nn.Parameter)
     memory_format = _MEMORY_FORMATS.get(value.dim())
     if memory_format is not None and not value.is_contiguous() and value.is_contiguous(memory_format=memory_format[1]):
-        found.append(memory_format[0])
-    return tuple(found)
+        return (*found, memory_format[0])
+    return found
 
 
 def _moved(tensor: torch.Tensor, device: Any) -> torch.Tensor:

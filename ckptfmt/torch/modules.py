@@ -104,9 +104,10 @@ def _storage(tensor: torch.Tensor) -> tuple[torch.device, int] | int:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
     """The memory that a parameter or buffer has on this rank; None for what wraps it in a way unknown here."""
-    if is_distributed(tensor):
-        tensor = local_tensor(tensor)
-    return tensor if type(tensor) in EXACT_TYPES else None
+    if type(tensor) in EXACT_TYPES:  # nearly all are, and a module has thousands
+        return tensor
+    local = local_tensor(tensor) if is_distributed(tensor) else tensor
+    return local if type(local) in EXACT_TYPES else None
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

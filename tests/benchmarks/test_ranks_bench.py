@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from postgres_rig import require_wheel
 
+from benchmarks.columns import aligned
 from benchmarks.ranks_tables import goals_of
 from benchmarks.ranks_world import Save, World, write_ranks
+from ckptfmt.demo import postgres
 from ckptfmt.errors import FormatError
 from ckptfmt.format import layout
 from ckptfmt.format.manifest import Manifest
@@ -21,9 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_quick(folder: Path, *groups: str) -> tuple[str, dict[str, object]]:
-    from postgres_rig import binaries
-
-    binaries()  # skips where there is no server
+    require_wheel()
     only = [word for group in groups for word in ("--only", group)]
     command = [sys.executable, "-m", "benchmarks.ranks", "--quick", "--folder", str(folder), *only]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -69,6 +70,22 @@ def test_simulated_ranks_hold_every_tensor_once(tmp_path: Path, layout_: str, ra
 def test_a_simulated_rank_that_is_missing_is_missed(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="1 missing"):
         merged(parts_of(World(4, 3), tmp_path)[:-1])
+
+
+def test_without_a_server_to_start_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import ranks
+
+    monkeypatch.setattr(postgres, "WHEEL", "no-such-wheel")
+    monkeypatch.setattr(sys, "argv", ["ranks", "--quick", "--folder", str(tmp_path / "results")])
+    with pytest.raises(SystemExit, match=r"the wheel no-such-wheel.*: pip install -e '\.\[test\]'"):
+        ranks.main()
+    assert not (tmp_path / "results").exists()
+
+
+def test_columns_are_aligned() -> None:
+    rows = [("goal", "found", "limit"), ("a", "1.5 s", "2"), ("longer", "10 s", "")]
+    assert aligned(rows) == ["goal    found  limit", "a       1.5 s      2", "longer   10 s"]
+    assert aligned(iter(rows), left=2) == ["goal    found  limit", "a       1.5 s      2", "longer  10 s"]
 
 
 def test_a_goal_is_missed_by_its_best_round() -> None:

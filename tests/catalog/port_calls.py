@@ -7,7 +7,7 @@ from typing import Any
 
 from ckptfmt.ports.records import CatalogIdentity, RankReport
 from ckptfmt.ports.restoration import Restoration
-from ckptfmt.testing.catalogs import Job, request
+from ckptfmt.testing.catalogs import COPY, Job, request
 
 
 def every_call(catalog: Any, job: Job) -> dict[str, Callable[[], object]]:
@@ -71,5 +71,15 @@ def every_call(catalog: Any, job: Job) -> dict[str, Callable[[], object]]:
         "open_reader": lambda: catalog.open_reader(id, host="h", pid=1, ttl_seconds=1),
         "close_reader": lambda: catalog.close_reader(1),
         "events": lambda: catalog.events(),
+        "report_progress": lambda: catalog.report_progress(id, 0, 7),
+        "ensure_tier": lambda: catalog.ensure_tier(COPY, role="replica", url="/copy", host=None),
+        "forget_tier": lambda: catalog.forget_tier(COPY),
+        "tiers": lambda: catalog.tiers(),
+        "note_replicas": lambda: catalog.note_replicas(id, COPY, []),
+        "mark_replicated": lambda: catalog.mark_replicated(id, COPY),
+        "drop_replicas": lambda: catalog.drop_replicas(id, COPY),
+        "replicas": lambda: catalog.replicas(id),
+        "unreplicated": lambda: catalog.unreplicated("llama", COPY),
+        "bytes_held": lambda: catalog.bytes_held(),
         "view": lambda: catalog.view("stalls"),
     }

@@ -6,7 +6,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -84,27 +83,6 @@ except Conflict as error:
     results = sorted(process.communicate(timeout=60)[0].strip() for process in processes)
     assert results == ["lost", "lost", "lost", "won"]
     assert make_catalog().runs()[0].fence == 1
-
-
-def test_threads_share_a_catalog_object(make_catalog: MakeCatalog) -> None:
-    catalog = make_catalog()
-    failures: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            job = Job.start(catalog, f"run-{number}")
-            for step in range(5):
-                job.proven(step)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert len(catalog.generations()) == 20
 
 
 def test_a_lock_that_is_never_given_back(url: str, database: Path) -> None:

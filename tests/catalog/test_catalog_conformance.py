@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from ckptfmt.errors import Conflict
 from ckptfmt.ports.records import LaunchRequest
-from ckptfmt.testing.catalog_machine import CatalogMachine
+from ckptfmt.testing.catalog_machine import check_random_sequences
 from ckptfmt.testing.catalogs import CatalogConformance, Job, MakeCatalog, request
 
 
@@ -19,22 +16,8 @@ class TestSqliteCatalog(CatalogConformance):
     """All cases of the suite."""
 
 
-def test_random_sequences_equal_the_model(make_catalog: MakeCatalog, database: Path) -> None:
-    shared = make_catalog()
-
-    class Machine(CatalogMachine):
-        catalog = shared
-
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=6,
-            stateful_step_count=20,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+def test_random_sequences_equal_the_model(make_catalog: MakeCatalog) -> None:
+    check_random_sequences(make_catalog(), sequences=6, steps=20)
 
 
 @pytest.mark.parametrize(

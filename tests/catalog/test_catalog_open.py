@@ -264,7 +264,10 @@ def test_an_unsafe_write_ahead_log_is_left(url: str, database: Path) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["nonsense", "sqlite://", "sqlite:///:memory:", "sqlite:////x.sqlite?mode=ro", "sqlite:///file:x?uri=true"],
+    [
+        *("nonsense", "sqlite", "postgresql", "postgresql+psycopg", "sqlite://", "sqlite:///:memory:"),
+        *("sqlite:////x.sqlite?mode=ro", "sqlite:///file:x?uri=true", "sqlite:////x%00y.sqlite", "mysql://h:port/db"),
+    ],
 )
 def test_urls_that_name_no_catalog(url: str) -> None:
     with pytest.raises(InvalidInput, match="sqlite"):

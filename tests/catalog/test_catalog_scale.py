@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ckptfmt.catalog.open import open_catalog
 from ckptfmt.catalog.snapshot import SqliteSession
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog
-from ckptfmt.testing.catalogs import REPOSITORY, Job
+from ckptfmt.testing.catalogs import REPOSITORY, Job, MakeCatalog
 
 
 def _open(path: Path, mode: Any = "r") -> Catalog:
@@ -108,3 +109,66 @@ def test_the_views_answer_at_scale(full: Path) -> None:
         assert time.perf_counter() - started < 2, name
         assert len(rows) <= 1
     assert len(catalog.view("stalls")) == 10_000
+
+
+@pytest.fixture(scope="module")
+def copied(full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with four packs each, on two replicas that lack the newest ten."""
+    database = Path(shutil.copy(full, tmp_path_factory.mktemp("copied") / "catalog.sqlite"))
+    catalog = _open(database, "w")
+    for tier in ("one", "two"):
+        catalog.ensure_tier(tier, role="replica", url=tier, host=None)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for rank in range(4):
+            connection.execute(
+                'INSERT INTO packs (repository_id, generation_key, name, rank, nbytes, header_digest) SELECT 1, "key",'
+                f" 'p{rank}', {rank}, 250, 'h' FROM generations"
+            )
+        for sql in (
+            'INSERT INTO generation_packs SELECT g.id, k.id FROM packs AS k JOIN generations AS g ON g."key" ='
+            " k.generation_key",
+            "INSERT INTO replicas SELECT u.pack_id, t.id, 'p', g.created_at FROM generation_packs AS u JOIN generations"
+            " AS g ON g.id = u.generation_id AND g.commit_seq <= 9990 JOIN tiers AS t ON 1 = 1",
+            "INSERT INTO replicated_generations SELECT g.id, t.id, g.created_at FROM generations AS g JOIN tiers AS t"
+            " ON g.commit_seq <= 9990",
+        ):
+            connection.execute(sql)
+    return database
+
+
+def test_what_tiers_hold_is_told_at_scale(copied: Path, seen: list[tuple[str, dict[str, Any]]]) -> None:
+    catalog = _open(copied)
+    started = time.perf_counter()
+    lags = catalog.view("replica_lag")
+    assert time.perf_counter() - started < 5
+    assert [(row["generations_behind"], row["bytes_behind"], row["replicated_generation_id"]) for row in lags] == [
+        (10, 10_000, 9990)
+    ] * 2
+    started = time.perf_counter()
+    assert catalog.bytes_held() == catalog.bytes_held("llama") == 10_000 * 1000
+    assert time.perf_counter() - started < 2
+    started = time.perf_counter()
+    seen.clear()
+    assert [row.commit_seq for row in catalog.unreplicated("llama", "two")] == list(range(9991, 10_001))
+    assert len(seen) == 2
+    assert len(catalog.replicas(77)) == 8
+    assert time.perf_counter() - started < 2
+
+
+def test_reused_packs_are_looked_up_once_for_each_generation(
+    make_catalog: MakeCatalog, seen: list[tuple[str, dict[str, Any]]]
+) -> None:
+    catalog = make_catalog()
+    job = Job.start(catalog, world_size=100)
+    base = job.committed()
+    asked = []
+    for reused in (1, 100):
+        generation = job.written(reused)
+        facts = job.facts(generation)
+        packs = [*job.facts(base).packs[:reused], *facts.packs[reused:]]
+        seen.clear()
+        catalog.mark_durable(generation.id, replace(facts, packs=packs), fence=job.fence)
+        asked.append(len(seen))
+        catalog.commit(generation.id, fence=job.fence)
+        assert catalog.packs(generation.id) == sorted(packs, key=lambda pack: (pack.generation_key, pack.name))
+    assert asked[1] <= asked[0]

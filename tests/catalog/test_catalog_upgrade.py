@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import second_revision
 from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
 from ckptfmt.catalog import repair, sqlite_database, upgrade
+from ckptfmt.catalog.clock import to_text
 from ckptfmt.catalog.database import database_of
 from ckptfmt.catalog.open import open_catalog
 from ckptfmt.catalog.revision import HEAD
@@ -23,13 +26,14 @@ from ckptfmt.catalog.triggers import trigger_sql
 from ckptfmt.catalog.view_sql import view_sql
 from ckptfmt.errors import CatalogError, CkptError, InvalidInput, NotFound
 from ckptfmt.migrations.r0001_postgresql import STATEMENTS as POSTGRESQL
+from ckptfmt.migrations.r0003_postgresql import STATEMENTS as POSTGRESQL_TIERS
 from ckptfmt.testing.catalogs import REPOSITORY, Job, MakeCatalog, RawSql
 
 
 def test_the_stored_revision_is_alembics_head() -> None:
     script = ScriptDirectory.from_config(upgrade.alembic_config())
     assert script.get_heads() == [HEAD]
-    assert [revision.revision for revision in script.walk_revisions()] == ["0002", "0001"]
+    assert [revision.revision for revision in script.walk_revisions()] == ["0003", "0002", "0001"]
 
 
 def test_the_migrations_make_what_the_code_describes(database: Path, tmp_path: Path) -> None:
@@ -55,7 +59,9 @@ def _objects(connection: sqlite3.Connection) -> dict[str, str]:
 
 def test_the_postgresql_migration_is_the_generated_one() -> None:
     """Rendered offline; a server runs it in its own rig."""
-    frozen = {statement.strip() for statement in POSTGRESQL}
+    frozen = {
+        re.sub("^CREATE OR REPLACE ", "CREATE ", statement.strip()) for statement in (*POSTGRESQL, *POSTGRESQL_TIERS)
+    }
     assert set(trigger_sql("postgresql").values()) <= frozen
     assert set(view_sql("postgresql").values()) <= frozen
     config = upgrade.alembic_config()
@@ -278,3 +284,24 @@ def test_a_catalog_of_the_first_revision_is_upgraded(tmp_path: Path) -> None:
     catalog = open_catalog(url, repository=REPOSITORY, display_url="/c", mode="w", create=True)
     assert Job.start(catalog).proven().commit_seq == 1
     assert upgrade.check(url).problems == ()
+
+
+def test_a_catalog_of_the_second_revision_is_upgraded(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/catalog.sqlite"
+    with database_of(url).migrating() as (connection, _):
+        command.upgrade(upgrade.alembic_config(connection), "0002")
+
+    def run(sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as connection, connection:
+            return connection.execute(sql, {name: to_text(value) for name, value in parameters.items()}).fetchall()
+
+    before = second_revision.fill(run)
+    run("CREATE VIEW mine AS SELECT run, stall_seconds FROM stalls", {})
+    assert upgrade.upgrade(url) == HEAD
+    second_revision.check(run, before)
+    (problem,) = upgrade.check(url).problems
+    assert "view mine is none of ckptfmt's" in problem
+    assert run("SELECT * FROM mine", {}) == [("llama", 0.5), ("llama", 0.5)]
+    second_revision.check_goes_on(
+        open_catalog(url, repository=REPOSITORY, display_url="/ckpts", mode="w", create=False)
+    )

@@ -13,7 +13,8 @@ from tcp_proxy import TcpProxy, tcp_proxy
 from ckptfmt.catalog.open import open_catalog
 from ckptfmt.catalog.postgres_failures import UNREACHABLE
 from ckptfmt.errors import CatalogError, CkptError, Conflict, NotFound
-from ckptfmt.ports.records import CatalogIdentity, RankReport
+from ckptfmt.format import layout
+from ckptfmt.ports.records import CatalogIdentity, GenerationRecord, RankReport, ReplicaPack
 from ckptfmt.ports.restoration import ProvenRun, Restoration
 from ckptfmt.testing.catalog_faults import CATALOG_CHANGES
 from ckptfmt.testing.catalogs import REPOSITORY, Job, MakeCatalog, RawSql, request
@@ -91,6 +92,29 @@ def _on(make: Callable[[Job], Any], ask: Callable[[Any, Job, Any], Any]) -> Call
     return prepare
 
 
+def _tier(job: Job) -> str:
+    """A tier of its own for each run."""
+    return f"tier-{job.run}"
+
+
+def _known_tier(job: Job) -> GenerationRecord:
+    job.catalog.ensure_tier(_tier(job), role="replica", url="/copy", host=None)
+    return job.proven()
+
+
+def _packs(made: GenerationRecord) -> list[ReplicaPack]:
+    name = layout.pack_name(0, 0)
+    return [ReplicaPack(made.key, name, name)]
+
+
+def _noted(job: Job) -> GenerationRecord:
+    return job.noted(job.proven(), _tier(job))
+
+
+def _replicated(job: Job) -> GenerationRecord:
+    return job.replicated(job.proven(), _tier(job))
+
+
 _WRITING, _WRITTEN, _DURABLE, _COMMITTED, _PROVEN, _ABORTED = (
     Job.begin,
     Job.written,
@@ -132,12 +156,24 @@ _PREPARED: dict[str, Callable[[Job], Ask]] = {
     "note": lambda job: lambda it: it.note(job.run, generation_id=None, kind="fell_back", detail={"from": 7}),
     "post": lambda job: lambda it: it.post(job.launch.id, "hello", 0, {"step": 7}),
     "forget_posts": _forget,
+    "report_progress": _on(_WRITING, lambda it, job, made: it.report_progress(made.id, 0, 7)),
+    "ensure_tier": lambda job: lambda it: it.ensure_tier(_tier(job), role="replica", url="/copy", host=None),
+    "forget_tier": _on(_replicated, lambda it, job, made: it.forget_tier(_tier(job))),
+    "note_replicas": _on(_known_tier, lambda it, job, made: it.note_replicas(made.id, _tier(job), _packs(made))),
+    "mark_replicated": _on(_noted, lambda it, job, made: it.mark_replicated(made.id, _tier(job))),
+    "drop_replicas": _on(_replicated, lambda it, job, made: it.drop_replicas(made.id, _tier(job))),
 }
 
 
-_TABLES = ("runs", "launches", "launch_ranks", "saves", "ranks", "packs", "tags", "pins", "readers", "messages")
-_GROUPS = (("generations", "state"), ("events", "kind"), ("ranks", "state"), ("saves", "outcome"))
-_SUMS = (("runs", "fence"), ("runs", "next_commit_seq"), ("launches", "last_step"), ("launches", "closed_at IS NULL"))
+_TABLES = (
+    *("runs", "launches", "launch_ranks", "saves", "ranks", "packs", "tags", "pins", "readers", "messages"),
+    *("replicas", "replicated_generations"),
+)
+_GROUPS = (("generations", "state"), ("events", "kind"), ("ranks", "state"), ("saves", "outcome"), ("tiers", "role"))
+_SUMS = (
+    *(("runs", "fence"), ("runs", "next_commit_seq"), ("launches", "last_step"), ("launches", "closed_at IS NULL")),
+    *(("ranks", "replicated_bytes"), ("tiers", "forgotten_at IS NULL")),
+)
 _COUNTS = " UNION ALL ".join(
     [f"SELECT '{table}', COUNT(*) FROM {table}" for table in _TABLES]
     + [f"SELECT '{table} ' || {by}, COUNT(*) FROM {table} GROUP BY {by}" for table, by in _GROUPS]

@@ -102,34 +102,18 @@ def test_sixteen_processes_race_for_one_run(pg_url: str, pg_make_catalog: MakeCa
     assert pg_make_catalog().runs()[0].fence == 1
 
 
-def test_processes_that_start_on_an_empty_database(postgres: PostgresServer) -> None:
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+def test_processes_that_start_on_an_empty_database(postgres: PostgresServer, isolation: str) -> None:
     """One makes the schema, the others wait for it and find it; the repository is there once."""
-    url = postgres.url(postgres.new_database())
+    name = postgres.new_database()
+    postgres.run(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'")
+    url = postgres.url(name)
 
     def work(number: int) -> str:
         return _open(url, create=True).identity().uuid
 
     assert len(set(at_once(work, 4))) == 1
     assert len(_open(url).runs()) == 0
-
-
-def test_threads_share_a_catalog_object(pg_make_catalog: MakeCatalog) -> None:
-    catalog = pg_make_catalog()
-    failures: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            Job.start(catalog, f"run-{number}").proven()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert len(catalog.generations()) == 4
 
 
 def test_a_fork_in_the_middle_of_a_transaction(pg_make_catalog: MakeCatalog, pg_raw: RawSql) -> None:
@@ -437,7 +421,13 @@ def test_passwords_are_not_told(postgres: PostgresServer, caplog: pytest.LogCapt
         _open(url)
     assert "s3cr3t" not in f"{caught.value}{caplog.text}"
     assert "postgres:***@127.0.0.1" in str(caught.value)
-    for bad in ("postgresql://u:s3cr%ZZt@h/db", "postgresql://h/db?password=s3cr&x=y"):
+    for bad in (
+        "postgresql://u:s3cr%ZZt@h/db",
+        "postgresql://h/db?password=s3cr&x=y",
+        "postgresql:u:s3cr@h/db",
+        "mysql://u:s3cr@h:port/db",
+        "postgresql://u:s3cr\udc80@h/db",
+    ):
         with pytest.raises(InvalidInput, match="not a catalog URL") as invalid:
             _open(bad)
         assert "s3cr" not in str(invalid.value)
@@ -451,6 +441,11 @@ def test_passwords_are_not_told(postgres: PostgresServer, caplog: pytest.LogCapt
         ("postgresql://alice@db:5433/c", "postgresql://alice@db:5433/c"),
         ("postgresql:///c?host=/run&password=secret&user=a", "postgresql:///c?host=/run&password=***&user=a"),
         ("postgresql://a:b@h1:1,h2:2/c", "postgresql://a:***@h1:1,h2:2/c"),
+        ("postgresql://db.example/ckpts?user=t&password=se@cret", "postgresql://db.example/ckpts?user=t&password=***"),
+        ("postgresql://db:5432/ckpts?password=se@cret", "postgresql://db:5432/ckpts?password=***"),
+        ("postgresql://a:b@h/c?sslpassword=se:c@ret", "postgresql://a:***@h/c?sslpassword=***"),
+        ("postgresql://h/c?oauth_client_secret=secret", "postgresql://h/c?oauth_client_secret=***"),
+        ("mysql://alice:secret@h/c?password=se@cret", "mysql://alice:***@h/c?password=***"),
     ],
 )
 def test_how_a_url_is_shown(url: str, shown: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import second_revision
 from alembic import command
 from forked import at_once
 
@@ -53,6 +55,30 @@ def test_a_catalog_of_the_first_revision_is_upgraded(empty_url: str, postgres: P
     catalog = open_catalog(empty_url, repository=REPOSITORY, display_url="/c", mode="w", create=True)
     assert catalog.identity().uuid == uuid
     assert upgrade.check(empty_url).problems == ()
+
+
+def test_a_catalog_of_the_second_revision_is_upgraded(empty_url: str, postgres: PostgresServer) -> None:
+    """Views are replaced and not dropped: those who may read them still may, and what stands on them stays."""
+    _upgrade_to(empty_url, "0002")
+
+    def run(sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        return postgres.run(re.sub(r"(?<!:):(\w+)", r"%(\1)s", sql), database=_name(empty_url), **parameters)
+
+    before = second_revision.fill(run)
+    watcher = f"watcher_{_name(empty_url)}"
+    run(f"CREATE ROLE {watcher}", {})
+    run(f"GRANT SELECT ON stalls, in_flight TO {watcher}", {})
+    run("CREATE VIEW mine AS SELECT run, stall_seconds FROM stalls", {})
+    assert upgrade.upgrade(empty_url) == HEAD
+    second_revision.check(run, before)
+    (problem,) = upgrade.check(empty_url).problems
+    assert "view mine is none of ckptfmt's" in problem
+    for view in ("stalls", "in_flight"):
+        assert run(f"SELECT has_table_privilege('{watcher}', '{view}', 'SELECT')", {}) == [(True,)]
+    assert run("SELECT * FROM mine", {}) == [("llama", 0.5), ("llama", 0.5)]
+    second_revision.check_goes_on(
+        open_catalog(empty_url, repository=REPOSITORY, display_url="/ckpts", mode="w", create=False)
+    )
 
 
 def test_four_upgrades_at_once(empty_url: str) -> None:

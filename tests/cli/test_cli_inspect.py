@@ -203,9 +203,26 @@ def test_a_generation_that_failed_can_be_looked_at(tmp_path: Path) -> None:
         number = begin(site, held, 20)
         site.sql().abort(number, stage="persist", rank=0, reason="disk on fire", fence=held.fence)
     text = ok("inspect", f"{tmp_path}#train@{number}")
-    assert "is aborted (persist on rank 0: disk on fire)" in text
+    assert re.search(r"is aborted\n +aborted +persist on rank 0: disk on fire\n", text)
     assert "writing -> aborted" in text
     assert ok_json("inspect", f"{tmp_path}#train@{number}")["contents"] is None
+
+
+@pytest.mark.parametrize("fate", ["aborted", "quarantined"])
+def test_why_a_generation_is_not_taken_is_told_whole_in_a_terminal(tmp_path: Path, fate: str) -> None:
+    words = [f"word{number:03}" for number in range(40)]
+    (number,) = save_steps(tmp_path, 10)
+    with site_of(tmp_path) as site:
+        if fate == "quarantined":
+            site.sql().quarantine(number, reason=" ".join(words))
+        else:
+            held = launch(site)
+            number = begin(site, held, 20)
+            site.sql().abort(number, stage="recover", rank=None, reason=" ".join(words), fence=held.fence)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", in_terminal("inspect", f"{tmp_path}#train@{number}"))
+    head, _, _ = plain.partition("History")
+    assert re.findall(r"word\d+", head) == words
+    assert max(map(len, head.splitlines())) <= COLUMNS
 
 
 def test_all_tensors_are_listed_on_demand(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_fixtures import begin, launch, ok_json, run, save_steps, site_of
+from json_contract import BY_REPORT, SECTIONS, SPEC, check, check_report
 
 import ckptfmt
 from ckptfmt.cli import (
@@ -28,11 +28,15 @@ from ckptfmt.cli import (
     upkeep,
     verification,
 )
+from ckptfmt.demo import killer
+from ckptfmt.demo import report as demo
+from ckptfmt.demo.ranks import aim
+from ckptfmt.demo.ranks import judge as ranks_judge
+from ckptfmt.demo.ranks import report as ranks_demo
 from ckptfmt.doctor import report as diagnosis
 from ckptfmt.engine import reports
 from ckptfmt.measure import report as bench
 
-SPEC = Path(__file__).parents[2] / "spec" / "cli-json.md"
 ROOMS = (
     bench,
     comparison,
@@ -62,38 +66,13 @@ FROM_THE_LIBRARY = {
     "RecoverReport",
     "RunInfo",
     "SetApart",
+    "VerifiedTier",
     "VerifyReport",
 }
 
-
-def documented() -> dict[str, dict[str, str]]:
-    """Section -> field -> type, as the page has it."""
-    sections: dict[str, dict[str, str]] = {}
-    name = ""
-    for line in SPEC.read_text().splitlines():
-        if line.startswith("#"):
-            name = line.lstrip("# ")
-        elif found := re.match(r"\| `(\w+)` \| ([^|]+) \|", line):
-            sections.setdefault(name, {})[found[1]] = re.sub(r"\[(\w+)\]\(#\w+\)", r"\1", found[2].strip())
-    return sections
-
-
-SECTIONS = documented()
-
-
-def sections_by_report() -> dict[str, str]:
-    """Value of the field `report` -> section."""
-    found = {}
-    name = ""
-    for line in SPEC.read_text().splitlines():
-        if line.startswith("#"):
-            name = line.lstrip("# ")
-        elif line.startswith("| `report` |"):
-            found |= dict.fromkeys(re.findall(r"`([\w.]+)`", line)[1:], name)
-    return found
-
-
-BY_REPORT = sections_by_report()
+OF_A_DEMO: dict[str, type] = {
+    kind.__name__: kind for kind in (demo.Life, demo.CommitFigures, killer.Kill, aim.RankKill, ranks_judge.Findings)
+}
 
 
 def report_classes() -> dict[str, type]:
@@ -103,7 +82,7 @@ def report_classes() -> dict[str, type]:
         for name, value in vars(room).items()
         if isinstance(value, type) and issubclass(value, reports.Report) and value.__module__ == room.__name__
     }
-    return found | {name: getattr(reports, name) for name in FROM_THE_LIBRARY}
+    return found | {name: getattr(reports, name) for name in FROM_THE_LIBRARY} | OF_A_DEMO
 
 
 def test_every_report_is_documented_field_by_field_in_order() -> None:
@@ -112,35 +91,7 @@ def test_every_report_is_documented_field_by_field_in_order() -> None:
 
 
 def test_nothing_is_documented_that_is_not_there() -> None:
-    assert set(SECTIONS) - report_classes().keys() == {"Errors"}
-
-
-def check(value: Any, kind: str, where: str) -> None:
-    """Assert that a JSON value is of a documented type."""
-    if kind.endswith(" or null"):
-        if value is not None:
-            check(value, kind.removesuffix(" or null"), where)
-    elif kind.startswith("list of "):
-        assert isinstance(value, list), where
-        for number, item in enumerate(value):
-            check(item, kind.removeprefix("list of "), f"{where}[{number}]")
-    elif kind.startswith("map of "):
-        assert isinstance(value, dict), where
-        for key, item in value.items():
-            check(item, kind.removeprefix("map of "), f"{where}.{key}")
-    elif kind in SECTIONS:
-        assert isinstance(value, dict), where
-        assert list(value) == list(SECTIONS[kind]), where
-        for key, item in value.items():
-            check(item, SECTIONS[kind][key], f"{where}.{key}")
-    elif kind == "time":
-        assert isinstance(value, str), where
-        assert value.endswith("Z"), where
-        assert datetime.fromisoformat(value).tzinfo is not None, where
-    elif kind != "any":
-        kinds = {"text": str, "integer": int, "real": (int, float), "boolean": bool}[kind]
-        assert isinstance(value, kinds), (where, value)
-        assert kind == "boolean" or not isinstance(value, bool), where
+    assert set(SECTIONS) - report_classes().keys() == {"Errors", "DemoReport", "RanksReport"}
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +169,28 @@ def test_damage_is_as_documented(tmp_path: Path) -> None:
     document = run("verify", tmp_path, "--json").json()
     check(document, "Verification", "verify")
     assert document["generations"][0]["problems"]
+
+
+SAVES = demo.CommitFigures(3, 1000, 0.1, 0.2, 0.3, 1e6)
+
+
+def test_a_demo_is_as_documented() -> None:
+    kill = killer.Kill(2, 10, "writing")
+    lives = (demo.Life("life-001", None, None, None, 11, True, kill), demo.Life("life-002", 1, 5, 0.5, 9, True, None))
+    found = demo.DemoReport("/ckpts", 20, 9.5, lives, 11.0, 10.0, {"model": 12}, SAVES).as_json()
+    assert (found["kills"], found["kills_while_writing"], found["resumes"], found["exact_resumes"]) == (1, 1, 1, 1)
+    check_report(json.loads(json.dumps(found)))
+
+
+def test_a_demo_of_ranks_is_as_documented() -> None:
+    kill = aim.RankKill(3, 4, 3, 9, ("r00003-p000.safetensors",), 9)
+    findings = ranks_judge.Findings({"model": 12}, 8, 6, 2, 0.1, 1.5, 0.0, 1e-7, 11.0, 10.0)
+    found = ranks_demo.RanksReport(
+        "/ckpts", "postgresql://u:***@h/d", 18, 9.5, 4, 2, kill, 0.5, "rank 3 is silent", findings, SAVES
+    )
+    assert ("aborted because", "rank 3 is silent") in found.rows()
+    assert found.steps_lost == 3
+    check_report(json.loads(json.dumps(found.as_json())))
 
 
 def test_errors_are_as_documented() -> None:

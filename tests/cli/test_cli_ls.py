@@ -40,6 +40,15 @@ def test_generations_and_their_states(repository: Path, tmp_path: Path) -> None:
     assert re.search(r"#3 +30 +writing", every)
 
 
+def test_of_a_run_without_a_commit_the_others_are_pointed_at(tmp_path: Path) -> None:
+    with ckptfmt.open(tmp_path) as repository:
+        repository.checkpointer("train").close()
+    with site_of(tmp_path) as site:
+        begin(site, launch(site), 10)
+    assert ok("ls", f"{tmp_path}#train") == "run train: none is committed; all: --all\n"
+    assert "#1" in ok("ls", f"{tmp_path}#train", "--all")
+
+
 def test_limit(repository: Path) -> None:
     document = ok_json("ls", f"{repository}#train", "--limit", "2")
     assert [info["id"] for info in document["generations"]] == [3, 2]

@@ -91,3 +91,11 @@ def test_a_users_own_view_is_no_reason_to_set_a_catalog_aside(tmp_path: Path) ->
     assert not list(tmp_path.glob("*.aside-*"))
     told = run("db", "check", tmp_path)
     assert (told.code, "view mine is none of ckptfmt's" in told.out) == (15, True)
+
+
+@pytest.mark.parametrize("catalog", ["postgresql", "postgresql+psycopg", "sqlite"])
+@pytest.mark.parametrize("command", [["ls"], ["gc"], ["db", "rebuild"]])
+def test_a_catalog_that_is_no_url(tmp_path: Path, catalog: str, command: list[str]) -> None:
+    save_steps(tmp_path, 10)
+    result = run(*command, tmp_path, "--catalog", catalog)
+    assert (result.code, f"{catalog!r} is not a catalog URL" in result.err) == (2, True)

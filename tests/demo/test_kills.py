@@ -1,9 +1,12 @@
 """Killed at ten random moments of a save, the training goes on as if nothing had happened."""
 
+import json
 import multiprocessing
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from json_contract import check_report
 
 from ckptfmt.demo.main import run_demo
 from ckptfmt.demo.train import main
@@ -60,4 +63,6 @@ def test_training_resumes_identically_after_ten_random_kills(tmp_path: Path) -> 
     assert report.values["model"] > 10
     assert report.values["optimizer"] > 3 * 10
     assert report.values["rng"] > 1
-    assert report.as_json()["kills"] == 10
+    document = json.loads(json.dumps(report.as_json()))
+    check_report(document)
+    assert document["kills"] == 10

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from json_contract import check_report
 from postgres_rig import require_wheel
 
 import ckptfmt
 from ckptfmt.demo import postgres
 from ckptfmt.demo.postgres import LocalPostgres, local_postgres
+from ckptfmt.demo.processes import alive, task_state
 from ckptfmt.demo.ranks import main
 from ckptfmt.demo.ranks.aim import stopped
-from ckptfmt.demo.ranks.job import alive, task_state
 from ckptfmt.demo.ranks.judge import TOLERANCE
 from ckptfmt.demo.ranks.main import run_ranks_demo
 from ckptfmt.errors import CatalogError, InvalidInput
@@ -44,8 +48,15 @@ def test_half_of_the_ranks_go_on(tmp_path: Path) -> None:
     assert report.findings.difference_after <= TOLERANCE, text
     assert report.findings.values["optimizer"] > 50, text
     assert "***" in report.catalog
-    assert report.as_json()["steps_lost"] == report.steps_lost
-    for words in ("FROM latest_committed", "FROM flush_errors", "aborted", "$ ckptfmt inspect", "steps lost"):
+    check_report(json.loads(json.dumps(report.as_json())))
+    for words in (
+        report.abort_reason,
+        "FROM latest_committed",
+        "FROM flush_errors",
+        "aborted",
+        "$ ckptfmt inspect",
+        "steps lost",
+    ):
         assert words in text
     # The database is gone with its server; what storage proves is there.
     loaded = ckptfmt.load(f"{report.url}#demo", catalog="none", subtree="model")
@@ -70,16 +81,33 @@ def test_a_folder_with_something_in_it_is_refused_before_a_server_starts(
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_what_fails_beside_the_server_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_beside_the_server_is_told_as_it_is_and_the_server_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     require_wheel()
 
     def refuse(path: Path) -> int:
         raise InvalidInput("the disk has its own mind")
 
+    started: list[LocalPostgres] = []
+
+    @contextmanager
+    def noted() -> Iterator[LocalPostgres]:
+        with local_postgres() as server:
+            started.append(server)
+            yield server
+
     monkeypatch.setattr(main, "write_corpus", refuse)
+    monkeypatch.setattr(main, "local_postgres", noted)
+    said: list[str] = []
     with pytest.raises(InvalidInput) as told:
-        run_ranks_demo(tmp_path / "demo")
+        run_ranks_demo(tmp_path / "demo", echo=said.append)
     assert str(told.value) == "the disk has its own mind"
+    (server,) = started
+    assert not server.folder.exists()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", server.port)) != 0
+    assert said[-1] == f"\nEverything stays in {tmp_path / 'demo'}"
 
 
 def test_without_a_server_to_start_a_database_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

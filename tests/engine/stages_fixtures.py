@@ -31,6 +31,7 @@ def make_small(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checksum, "CHUNK_BYTES", UNIT)
     patch.setattr(plans, "WINDOW_BYTES", WINDOW)
     patch.setattr(plans, "HOST_BYTES_MIN", WINDOW)
+    patch.setattr(plans, "HASH_WINDOW_BYTES", WINDOW)
 
 
 class Writing:

@@ -12,12 +12,16 @@ import pytest
 from stages_fixtures import FOLDER, UNIT, WINDOW, Writing, bytes_of, make_small
 from test_engine_ports import ArrayFamilyOfTheStandardLibrary, LateCapture
 
+from ckptfmt import connect
 from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.plan import make_plan
 from ckptfmt.engine.save import replicas
+from ckptfmt.engine.save import snapshot as snapshots
 from ckptfmt.engine.save.context import Ranks
+from ckptfmt.engine.save.freeze import FrozenTree, Seen
+from ckptfmt.engine.save.owners import roles_of
 from ckptfmt.engine.save.parts import make_part
 from ckptfmt.engine.save.persist import Written
 from ckptfmt.engine.save.snapshot import Planner, Snapshot, plan_state, take_snapshot
@@ -26,6 +30,7 @@ from ckptfmt.format import checksum
 from ckptfmt.format.part import Part, decode_part, encode_part
 from ckptfmt.leaves import Sharded
 from ckptfmt.ports.arrays import LeafSpec
+from ckptfmt.rng import Rng
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -229,3 +234,44 @@ def test_boxes_of_one_tensor_lie_in_packs_of_their_own() -> None:
     assert [len(pack.leaves) for pack in plan.packs] == [50, 50, 50]
     for pack in plan.packs:
         assert len({leaves[leaf][0] for leaf in pack.leaves}) == 50
+
+
+def test_generators_of_which_each_save_makes_new_arrays_keep_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(leaves: Any, who: Ranks) -> Any:
+        asked.append(len(leaves))
+        return roles_of(leaves, who)
+
+    monkeypatch.setattr(snapshots, "roles_of", counted)
+    planner, families, who = Planner(), connect.live_families(), ranks(1)
+    values = state() | {"rng": Rng({"mine": np.random.default_rng(1), "other": np.random.RandomState(1)})}
+    frozen = [planner.freeze(values, families)]
+    plan = planner.plan(frozen[0], ranks=who)
+    for _ in range(3):
+        frozen.append(planner.freeze(values, families))
+        assert frozen[-1].seen is not frozen[-2].seen
+        assert planner.plan(frozen[-1], ranks=who) is plan
+    assert asked == [len(frozen[0].leaves)]
+
+
+def test_who_holds_a_box_is_part_of_the_plan() -> None:
+    planner, who = Planner(), Ranks(2, 4, (0, 1, 2, 3))
+
+    def plan(holders: tuple[int, ...]) -> Any:
+        named = [("w", LeafSpec("uint8", (16,), (8,), (8,), 8, "sharded", holders=holders))]
+        return planner.plan(FrozenTree(None, {}, [], Seen([], [0], named, {})), ranks=who)
+
+    assert plan((0, 2)).roles.claims == {0}
+    assert not plan((2, 3)).roles.claims
+    assert plan((1, 2)).roles.claims == {0}
+
+
+def test_whether_a_replica_lies_in_host_memory_is_part_of_the_plan() -> None:
+    planner, who = Planner(), ranks(1)
+    values = {"w": np.zeros((4, UNIT))}
+    for value in (values["w"], np.asfortranarray(values["w"]), values["w"]):
+        values["w"] = value
+        plan = plan_state(values, families=Families(), planner=planner, ranks=who)
+        assert plan.hashed == {0}
+        assert bool(plan.hash_window.stop - plan.hash_window.start) != value.flags.c_contiguous

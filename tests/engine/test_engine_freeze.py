@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ckptfmt.engine.families import Families
@@ -183,6 +184,25 @@ def test_a_walk_over_an_unchanged_state_makes_nothing_anew() -> None:
     assert second.seen is first.seen
     assert planner.plan(second) is plan
     assert second.common == first.common
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
+def test_a_tensor_in_the_place_of_a_distributed_one_is_not_held_by_its_mesh() -> None:
+    from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        state = {"weight": DTensor.from_local(torch.randn(2, 3), DeviceMesh("cpu", [0, 1]), [Replicate()])}
+        before = freeze(state)
+        assert before.leaves[0].spec.holders == (0, 1)
+        local = {"weight": state["weight"].to_local()}
+        after = freeze(local, before.seen)
+        assert after.leaves[0].spec.holders == ()
+        assert same(after, freeze(local))
+        assert same(freeze(state, after.seen), freeze(state))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_what_was_seen_keeps_no_tensor_alive() -> None:

@@ -125,6 +125,9 @@ class ArrayFamilyOfTheStandardLibrary:
     def fill_cast(self, value: Any, saved_dtype: str, host: memoryview) -> None:
         raise AssertionError("nothing is cast here")
 
+    def check_cast(self, value: Any, saved_dtype: str) -> str | None:
+        raise AssertionError("nothing is cast here")
+
     def wrote_to(self, values: Sequence[Any]) -> None:
         pass
 

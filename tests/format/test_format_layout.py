@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from ckptfmt.errors import Corrupt, FormatError, InvalidInput, UnsupportedVersion
 from ckptfmt.format import checksum, layout, verdict
-from ckptfmt.format.verdict import CatalogClaim, Commit, ManifestRef, Marker, Retired
+from ckptfmt.format.verdict import CatalogClaim, Commit, ManifestRef, Marker, Repair, Retired, TierMark
 
 KEY = "0123456789abcdef0123456789abcdef"
 UUID = "00000000-0000-0000-0000-000000000001"
+TIER = "00000000-0000-0000-0000-000000000002"
 NOW = "2025-01-02T03:04:05.000006Z"
 
 
@@ -102,6 +103,10 @@ def test_names_sort_and_fit() -> None:
     assert layout.parse_catalog_claim(layout.catalog_claim(7).rsplit("/", 1)[1]) == 7
     names = [layout.pack_name(0, 0), layout.pack_name(99_999, 999, 2), layout.part_name(3), layout.part_name(3, 1)]
     assert names == ["r00000-p000.safetensors", "r99999-p999-a2.safetensors", "r00003.part.json", "r00003-a1.part.json"]
+    beside = [layout.staged_part_name(3), layout.staged_part_name(3, 1), layout.repaired_pack_name(names[1], 1)]
+    assert beside == ["r00003.staged.json", "r00003-a1.staged.json", "r99999-p999-a2-r1.safetensors"]
+    assert [layout.is_of_rank(name, 3) for name in (*names, *beside)] == [False, False, True, True, True, True, False]
+    names += [*beside, layout.repair_name(KEY), layout.TIER]
     for name in [*names, layout.manifest_name(KEY), layout.COMMIT, layout.RETIRED, layout.MARKER]:
         layout.validate_plain_name(name)
     with pytest.raises(InvalidInput):
@@ -112,6 +117,7 @@ def test_names_sort_and_fit() -> None:
     "name", ["", "1-2-3", f"00000001-000000000001-{KEY}x", f"00000001-000000000001-{KEY}\n", "README"]
 )
 def test_what_is_no_hint(name: str) -> None:
+    assert not layout.is_repair(f"repair-{name}.json")
     assert layout.parse_commit_hint(name) is None
     assert layout.parse_catalog_claim(name) is None
 
@@ -149,7 +155,17 @@ OBJECTS = [
     ),
     (verdict.encode_commit, verdict.decode_commit, Commit(**COMMITTED)),
     (verdict.encode_commit, verdict.decode_commit, Commit(**ABORTED)),
+    (verdict.encode_commit, verdict.decode_commit, Commit(**COMMITTED, tiers=(TIER,))),
     (verdict.encode_retired, verdict.decode_retired, Retired(repository=UUID, run="l", id=1, key=KEY, retired_at=NOW)),
+]
+OF_RUNS = OBJECTS[2:]
+STAGE = TierMark(tier=TIER, role="stage", repository=UUID, host="node1", created_at=NOW)
+REPLICA = TierMark(tier=TIER, role="replica", repository=UUID, created_at=NOW)
+REPAIR = Repair(repository=UUID, key=KEY, packs={"r00000-p000.safetensors": "r00000-p000-r1.safetensors"})
+OBJECTS += [
+    (verdict.encode_tier_mark, verdict.decode_tier_mark, STAGE),
+    (verdict.encode_tier_mark, verdict.decode_tier_mark, REPLICA),
+    (verdict.encode_repair, verdict.decode_repair, REPAIR),
 ]
 
 
@@ -204,7 +220,7 @@ def test_sealed_nonsense(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("run", ["a#b", "a@7", "a\n", "\x00"])
-@pytest.mark.parametrize(("encode", "decode", "value"), OBJECTS[2:])
+@pytest.mark.parametrize(("encode", "decode", "value"), OF_RUNS)
 def test_a_verdict_on_a_run_that_cannot_be_is_refused(encode: Any, decode: Any, value: Any, run: str) -> None:
     """Whoever asks for the folder of its run would stumble over it."""
     with pytest.raises(InvalidInput, match="is of no run"):
@@ -252,6 +268,79 @@ def test_bad_commits_are_never_written(change: dict[str, Any]) -> None:
 def test_bad_aborts_are_never_written(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         verdict.encode_commit(Commit(**ABORTED | change))
+
+
+@pytest.mark.parametrize(
+    ("value", "data"),
+    [
+        (
+            STAGE,
+            b'{"format":"ckptfmt","version":1,"object":"tier","tier":"00000000-0000-0000-0000-000000000002",'
+            b'"role":"stage","repository":"00000000-0000-0000-0000-000000000001","host":"node1",'
+            b'"created_at":"2025-01-02T03:04:05.000006Z","self_digest":"133e6fc1bcdae3797e03accffe40803b"}\n',
+        ),
+        (
+            REPLICA,
+            b'{"format":"ckptfmt","version":1,"object":"tier","tier":"00000000-0000-0000-0000-000000000002",'
+            b'"role":"replica","repository":"00000000-0000-0000-0000-000000000001","host":null,'
+            b'"created_at":"2025-01-02T03:04:05.000006Z","self_digest":"2e85c881557758a3215e8d79cb9f2b8c"}\n',
+        ),
+        (
+            REPAIR,
+            b'{"format":"ckptfmt","version":1,"object":"repair","repository":"00000000-0000-0000-0000-000000000001",'
+            b'"key":"0123456789abcdef0123456789abcdef",'
+            b'"packs":{"r00000-p000.safetensors":"r00000-p000-r1.safetensors"},"self_digest":"0a3afc65ff96fcd7afd5a897b54ce6b8"}\n',
+        ),
+        (
+            Commit(**COMMITTED, tiers=(TIER,)),
+            b'{"format":"ckptfmt","version":1,"object":"commit","verdict":"committed",'
+            b'"repository":"00000000-0000-0000-0000-000000000001","epoch":1,"run":"llama","id":3,'
+            b'"key":"0123456789abcdef0123456789abcdef","step":7,"commit_seq":2,'
+            b'"parent":"0123456789abcdef0123456789abcdef","fence":4,"manifest":{"name":"manifest-x.json.zst",'
+            b'"digest":"0123456789abcdef0123456789abcdef","bytes":10},"committed_at":"2025-01-02T03:04:05.000006Z",'
+            b'"reason":null,"tiers":["00000000-0000-0000-0000-000000000002"],"self_digest":"9ec43bf5c941b90f45cbf230998cdcb5"}\n',
+        ),
+    ],
+)
+def test_golden_bytes_of_tiers(value: Any, data: bytes) -> None:
+    """What lies on storage is read for ever."""
+    (encode, decode), *_ = [(encode, decode) for encode, decode, kind in OBJECTS if type(kind) is type(value)]
+    assert encode(value) == data
+    assert decode(data) == value
+
+
+def test_a_commit_without_tiers_is_what_it_was() -> None:
+    data = verdict.encode_commit(Commit(**COMMITTED))
+    assert b"tiers" not in data
+    assert verdict.decode_commit(data).tiers is msgspec.UNSET
+    assert verdict.tiers_of(Commit(**COMMITTED)) == ()
+    assert verdict.tiers_of(Commit(**COMMITTED, tiers=(TIER,))) == (TIER,)
+    many = tuple(f"{n:08d}{TIER[8:]}" for n in range(65))
+    for tiers in ((), ("x",), (TIER, TIER), (TIER, UUID), many):
+        with pytest.raises(InvalidInput):
+            verdict.encode_commit(Commit(**COMMITTED, tiers=tiers))
+    with pytest.raises(InvalidInput):
+        verdict.encode_commit(Commit(**ABORTED, tiers=(TIER,)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"host": None}, {"host": ""}, {"role": "durable"}, {"tier": "x"}, {"created_at": ""}]
+)
+def test_bad_marks_of_tiers_are_never_written(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        verdict.encode_tier_mark(msgspec.structs.replace(STAGE, **change))
+
+
+@pytest.mark.parametrize(
+    "packs",
+    [{}, {"a": "a"}, {"a": "b", "b": "c"}, {"a": "c", "b": "c"}, {"a": "../b"}, {"a/b": "c"}, {"a": ""}],
+)
+def test_bad_repairs_are_never_written(packs: dict[str, str]) -> None:
+    with pytest.raises((InvalidInput, FormatError)):
+        verdict.encode_repair(msgspec.structs.replace(REPAIR, packs=packs))
+    body = msgspec.json.encode(msgspec.structs.replace(REPAIR, packs=packs))[:-1]
+    with pytest.raises(FormatError):
+        verdict.decode_repair(sealed(body))
 
 
 def test_timestamps() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ckptfmt.errors import FormatError
 from ckptfmt.format import tables, written
 from ckptfmt.format.manifest import Manifest, RankRow, decode_manifest
-from ckptfmt.format.tables import BoxTable, PackRow, TensorTable
+from ckptfmt.format.part import decode_part
+from ckptfmt.format.tables import BoxTable, ClaimTable, PackRow, TensorTable
 
 ROWS = 3
 """Rows of each rank's box."""
@@ -131,10 +132,33 @@ def test_a_damaged_column_is_told_alike(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("column", ["start", "size"])
-@pytest.mark.parametrize("extent", [(), (0,), (0, 0, 0)])
+@pytest.mark.parametrize("extent", [(), (0,), (0, 0, 0), (2**62,) * 20_000])
 def test_a_box_of_another_number_of_dimensions(column: str, extent: tuple[int, ...]) -> None:
-    """Found by bending manifests of several ranks: who wrote what is told of such boxes, too."""
+    """Found by bending manifests of several ranks. Nobody multiplies a size before its length is known."""
     value = spread(2, 5)
     getattr(value.boxes, column)[3] = extent
-    with pytest.raises(FormatError, match=r"dimensions of the shape|digests"):
+    words = rf"'layer0': a box has a {column} of {len(extent)} numbers, not one .* 2 dimensions of the shape \[15, 2\]$"
+    with pytest.raises(FormatError, match=words):
         decode_manifest(fix.stored(value))
+
+
+@pytest.mark.parametrize("table", ["boxes", "claims"])
+@pytest.mark.parametrize("column", ["start", "size"])
+@pytest.mark.parametrize("extent", [(), (1, 1), (2**62,) * 20_000])
+@pytest.mark.parametrize("replica_check", ["off", msgspec.UNSET])
+def test_a_box_of_another_number_of_dimensions_in_a_part(
+    table: str, column: str, extent: tuple[int, ...], replica_check: Any
+) -> None:
+    whole: dict[str, list[Any]] = {"tensor": [0], "start": [(0,)], "size": [(5,)], "digests": [""]}
+    if table == "boxes" or replica_check is msgspec.UNSET:
+        whole["digests"] = [fix.hexes(b"abcde")]
+    whole[column] = [extent]
+    value = fix.part(
+        packs=[fix.pack_row()],
+        tensors=TensorTable(name=["w"], kind=["sharded"], rank=[-1], dtype=["uint8"], shape=[(5,)]),
+        boxes=BoxTable(**whole, pack=[0], offset=[fix.HEAD]) if table == "boxes" else BoxTable(),
+        claims=ClaimTable(**whole) if table == "claims" else ClaimTable(),
+        replica_check=replica_check,
+    )
+    with pytest.raises(FormatError, match=rf"'w': a box has a {column} of {len(extent)} numbers"):
+        decode_part(msgspec.json.encode(value))

@@ -63,11 +63,13 @@ def part_of(rank: int, world: int, held: Held, **change: Any) -> Part:
     return fix.part(rank, world, **fields | change)
 
 
-def merge(*parts: Part, members: Sequence[int] | None = None) -> Manifest:
+def merge(*parts: Part, members: Sequence[int] | None = None, world_size: int | None = None) -> Manifest:
     reader = PartReader()
     read = [reader.read(encode_part(part)) for part in parts]
     assert read == [decode_part(encode_part(part)) for part in parts]
-    found = merge_parts(read, id=7, repository=fix.UUID, run="llama", parent=None, members=members)
+    found = merge_parts(
+        read, id=7, repository=fix.UUID, run="llama", parent=None, members=members, world_size=world_size
+    )
     assert decode_manifest(fix.encoded(found.manifest)) == found.manifest
     return found.manifest
 
@@ -111,8 +113,85 @@ def test_ties_are_told_by_those_who_hold_something() -> None:
         assert manifest.tensors.name == ["w"]
         assert manifest.aliases == {"head": "w"}
     untied = part_of(1, 2, {"w": ((1, 2), []), "head": ((1, 2), [(rows(0, 1), True)])}, tree=tree)
-    with pytest.raises(Mismatch, match="'head' is tied to 'w' on some ranks, and a tensor of its own on others"):
+    with pytest.raises(Mismatch, match="'head' is tied to 'w' on rank 0, and a tensor of its own on rank 1; "):
         merge(first, untied)
+
+
+def test_ties_of_what_each_rank_keeps_for_itself() -> None:
+    """All that have both have them tied, or none: a manifest has one list of ties."""
+    one: Held = {"mine.a": ((2,), [(((0,), (2,)), True)])}
+    both = one | {"mine.b": ((2,), [(((0,), (2,)), True)])}
+    kinds = {"mine.a": "per_rank", "mine.b": "per_rank"}
+    nodes = [{"tensor": "mine.a"}, {"tensor": "mine.b"}]
+
+    def tied(rank: int) -> Part:
+        return part_of(rank, 4, one, kinds=kinds, aliases={"mine.b": "mine.a"}, per_rank={"mine": nodes})
+
+    def untied(rank: int) -> Part:
+        return part_of(rank, 4, both, kinds=kinds, per_rank={"mine": nodes})
+
+    def lone(rank: int) -> Part:
+        return part_of(rank, 4, one, kinds=kinds, per_rank={"mine": nodes[:1]})
+
+    manifest = merge(tied(0), lone(1), tied(2), tied(3))
+    assert manifest.aliases == {"mine.b": "mine.a"}
+    words = "'mine.b' is tied to 'mine.a' on {}, and a tensor of its own on {}; tie it on all ranks"
+    for parts, ties, others in (
+        ((tied(0), untied(1), lone(2), untied(3)), "rank 0", "ranks 1, 3"),
+        ((untied(0), tied(1), tied(2), lone(3)), "ranks 1, 2", "rank 0"),
+    ):
+        with pytest.raises(Mismatch) as caught:
+            merge(*parts)
+        (problem,) = caught.value.problems
+        assert problem.startswith(words.format(ties, others))
+
+
+def test_what_one_rank_keeps_for_itself_is_common_to_no_others() -> None:
+    held: Held = {"x": ((2,), [(((0,), (2,)), True)])}
+    own = {"kinds": {"x": "per_rank"}}
+    parts = [part_of(rank, 4, held, **({} if rank == 2 else own)) for rank in range(4)]
+    with pytest.raises(Mismatch) as caught:
+        merge(*parts)
+    assert caught.value.problems[0].startswith(
+        "tensor 'x' is sharded on rank 2, but kept for itself by ranks 0, 1, 3; all ranks have to put it into"
+    )
+
+
+def test_many_ranks_without_any_tensor() -> None:
+    manifest = merge(*(part_of(rank, 40, {}) for rank in range(40)))
+    assert (len(manifest.ranks), manifest.boxes.tensor) == (40, [])
+
+
+class Looked(tuple[int, ...]):
+    """An extent that counts how often it is compared."""
+
+    looks = 0
+
+    def __eq__(self, other: object) -> bool:
+        Looked.looks += 1
+        return tuple.__eq__(self, other)
+
+    def __lt__(self, other: tuple[int, ...]) -> bool:
+        Looked.looks += 1
+        return tuple.__lt__(self, other)
+
+    __hash__ = tuple.__hash__
+
+
+def test_of_many_boxes_at_one_place_a_claimed_one_is_found_soon() -> None:
+    """Only boxes of no elements can begin at one place."""
+    count = 1500
+    sizes = [Looked((0, width)) for width in range(count)]
+    parts = [part_of(rank, 2, {"w": ((0, count), [(((0, 0), size), not rank) for size in sizes])}) for rank in (0, 1)]
+    Looked.looks = 0
+    found = merge_parts(parts, id=7, repository=fix.UUID, run="llama", parent=None).manifest
+    assert found.boxes.size == sizes
+    assert count < Looked.looks < 100 * count
+    parts[1].claims.size[700] = (0, count)
+    with pytest.raises(
+        Mismatch, match=rf"'w', box \[0, 0\]\+\[0, {count}\]: rank 1 holds a replica that no rank wrote"
+    ):
+        merge_parts(parts, id=7, repository=fix.UUID, run="llama", parent=None)
 
 
 def test_what_only_some_ranks_have_is_no_replica() -> None:
@@ -128,7 +207,7 @@ def test_claims_that_nobody_wrote_tell_who_lacks_the_tensor() -> None:
     claim = {"x": ((3,), [(((0,), (3,)), False)])}
     kinds = {"x": "replicated"}
     with pytest.raises(
-        Mismatch, match=r"'x', box \[0\]\+\[3\]: ranks 0, 2 hold a replica that no rank wrote; .* ranks 1"
+        Mismatch, match=r"'x', box \[0\]\+\[3\]: ranks 0, 2 hold a replica that no rank wrote; .* rank 1$"
     ):
         merge(part_of(0, 3, claim, kinds=kinds), part_of(1, 3, {}), part_of(2, 3, claim, kinds=kinds))
 
@@ -162,12 +241,25 @@ def test_replicas_that_are_not_compared() -> None:
 
 def test_some_ranks_save() -> None:
     parts = [part_of(rank, 8, {"w": ((4, 2), [(rows(2 * (rank - 4), 2), True)])}) for rank in (4, 5)]
-    manifest = merge(*parts, members=(4, 5))
+    manifest = merge(*parts, members=(4, 5), world_size=8)
     assert [row.rank for row in manifest.ranks] == list(range(8))
     with pytest.raises(FormatError, match=r"one part of each of 8 ranks: 6 missing \(0, 1, 2, 3, 6, 7\)"):
         merge(*parts)
     with pytest.raises(FormatError, match=r"2 ranks: 1 missing \(6\), 1 unexpected \(5\)"):
-        merge(*parts, members=(4, 6))
+        merge(*parts, members=(4, 6), world_size=8)
+
+
+def test_the_size_of_the_world_is_not_taken_from_a_part() -> None:
+    """Nothing of that size may be made before it is compared."""
+    held: Held = {"w": ((4, 2), [(rows(0, 4), True)])}
+    for world in (9, 2**62):
+        one = part_of(4, world, held)
+        with pytest.raises(FormatError, match=f"world_size is {world} on rank 4, but its launch has 8 ranks"):
+            merge(one, members=(4,), world_size=8)
+        with pytest.raises(FormatError, match=f"world_size is {world} on rank 4, but its launch has 1 ranks"):
+            merge(one, members=(4,))
+        with pytest.raises(FormatError, match=rf"{world} ranks: {world - 1} missing \(0, 1, 2, 3, 5, 6, 7, 8"):
+            merge(one)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ BENT: dict[str, Change] = {
     "an unknown feature": lambda p: setattr(p, "read_features", ["x"]),
     "another digest": lambda p: setattr(p, "digest_algorithm", "md5"),
     "no boxes": lambda p: setattr(p, "boxes", BoxTable()),
+    "a claim of no tensor": lambda p: p.claims.start.append((0,)),
+    "digests of no claim": lambda p: p.claims.digests.append(fix.hexes(b"x")),
     "no mesh": lambda p: setattr(p, "mesh", None),
 }
 

@@ -9,7 +9,7 @@ from ckptfmt.format import dtypes, tree, tree_decoder, tree_scalars
 from ckptfmt.format.manifest import Manifest
 from ckptfmt.format.part import Part
 from ckptfmt.format.tables import BoxTable, ClaimTable, PackRow, TensorTable
-from ckptfmt.format.verdict import CatalogClaim, Commit, Marker, Retired
+from ckptfmt.format.verdict import CatalogClaim, Commit, Marker, Repair, Retired, TierMark
 
 SPEC = (pathlib.Path(__file__).parents[2] / "spec" / "format-v1.md").read_text()
 
@@ -42,8 +42,8 @@ def test_tags() -> None:
 
 def test_members() -> None:
     words = set(re.findall("`([a-z_]+)`", SPEC)) | set(re.findall(r"[{, ]([a-z_]+)(?=[,}])", SPEC))
-    structs = (Manifest, Part, TensorTable, BoxTable, ClaimTable, PackRow, Marker, CatalogClaim, Commit, Retired)
-    for struct in structs:
+    verdicts = (Marker, CatalogClaim, Commit, Retired, TierMark, Repair)
+    for struct in (Manifest, Part, TensorTable, BoxTable, ClaimTable, PackRow, *verdicts):
         missing = set(struct.__struct_fields__) - words
         assert not missing, f"{struct.__name__}: the spec lacks {missing}"
 

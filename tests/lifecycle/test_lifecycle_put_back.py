@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from error_chain import chain_of
 from lifecycle_rig import Place, Process, assert_state, named, state_of
@@ -130,9 +131,9 @@ def _taken_over(process: Process) -> None:
 def _recovered(process: Process) -> None:
     told = process.repository.recover(dry_run=True).actions
     done = process.repository.recover().actions
-    for actions in (told, done):
-        assert [action.action for action in actions if action.generation_id == 2] == ["left"]
-    (reason,) = [action.reason for action in done if action.generation_id == 2]
+    assert told == done
+    ((action, reason),) = [(action.action, action.reason) for action in done if action.generation_id == 2]
+    assert action == "left"
     assert "belongs to generation 3" in reason
     assert "db rebuild --merge" in reason
 
@@ -182,13 +183,10 @@ def test_a_merge_gives_the_save_that_it_adopts_its_tags(place: Place) -> None:
 
 # -- what a dry run foretells ---------------------------------------------------------------------------
 def _foretold(late: Process) -> list[tuple[int, str]]:
-    """What ``recover`` does, which its dry run must have said."""
-    told, done = (
-        [(action.generation_id, action.action) for action in late.repository.recover(dry_run=dry_run).actions]
-        for dry_run in (True, False)
-    )
+    """What ``recover`` does, which its dry run must have said, with the same reasons."""
+    told, done = (late.repository.recover(dry_run=dry_run).actions for dry_run in (True, False))
     assert told == done
-    return done
+    return [(action.generation_id, action.action) for action in done]
 
 
 def _lapse(late: Process) -> None:
@@ -233,8 +231,7 @@ def test_a_dry_run_asks_who_holds_the_run(place: Place, holder: str, monkeypatch
     assert _foretold(late) == [(row.id, "left" if holder == "alive" else "committed")]
 
 
-@pytest.mark.parametrize("what", ["pack", "verdict"])
-def test_a_dry_run_leaves_what_cannot_be_proved(place: Place, what: str) -> None:
+def _committed_without_proof(place: Place) -> tuple[GenerationRecord, Process]:
     process = place.open()
     process.backend.add(Fault("create", error=process.kill, when=named("COMMIT.json")))
     pending = process.checkpointer().save(state_of(1), step=1)
@@ -243,12 +240,35 @@ def test_a_dry_run_leaves_what_cannot_be_proved(place: Place, what: str) -> None
     late = place.open()
     row = late.row()
     assert (row.state, row.proven_at) == (State.COMMITTED, None)
-    folder = verdicts.folder_of(row)
+    return row, late
+
+
+@pytest.mark.parametrize("what", ["pack", "torn", "aborted", "of another commit"])
+def test_a_dry_run_leaves_what_cannot_be_proved(place: Place, what: str) -> None:
+    row, late = _committed_without_proof(place)
+    folder, storage = verdicts.folder_of(row), late.backend._inner
+    proof = verdicts.commit_of(late.site, row)
+    found = {
+        "torn": b"{torn",
+        "aborted": verdict.encode_commit(verdicts.aborted_of(late.site, row)),
+        "of another commit": verdict.encode_commit(msgspec.structs.replace(proof, commit_seq=7)),
+    }
     if what == "pack":
-        late.backend._inner.delete(f"{folder}/r00000-p000.safetensors")
+        storage.delete(f"{folder}/r00000-p000.safetensors")
     else:
-        late.backend._inner.create(f"{folder}/{layout.COMMIT}", b"{torn")
+        storage.create(f"{folder}/{layout.COMMIT}", found[what])
+    before = storage.list("")
     assert _foretold(late) == [(row.id, "left")]
+    assert storage.list("") == before
+
+
+def test_a_dry_run_tells_a_proof_that_is_there_and_not_noted(place: Place) -> None:
+    row, late = _committed_without_proof(place)
+    proof = verdict.encode_commit(verdicts.commit_of(late.site, row))
+    late.backend._inner.create(f"{verdicts.folder_of(row)}/{layout.COMMIT}", proof)
+    (action,) = late.repository.recover(dry_run=True).actions
+    assert "was there, and not noted" in action.reason
+    assert _foretold(late) == [(row.id, "proved")]
 
 
 # -- retired meanwhile ----------------------------------------------------------------------------------

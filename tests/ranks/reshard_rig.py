@@ -26,13 +26,13 @@ from ckptfmt.engine.reports import GenerationInfo, RestoreReport
 from ckptfmt.engine.save.context import Ranks
 from ckptfmt.engine.save.parts import make_part
 from ckptfmt.engine.save.persist import write_packs
-from ckptfmt.engine.save.snapshot import Planner, take_snapshot
+from ckptfmt.engine.save.snapshot import Planner, Snapshot, take_snapshot
 from ckptfmt.engine.site import Site
 from ckptfmt.format import checksum, tree
 from ckptfmt.format.boxes import Box
 from ckptfmt.format.manifest import Manifest, RankRow, Writer, decode_manifest, encode_sound, validate
 from ckptfmt.format.merge import merge_parts
-from ckptfmt.format.part import Part, decode_part, encode_part
+from ckptfmt.format.part import PART_BYTES_MAX, Part, decode_part, encode_part
 from ckptfmt.format.tables import BoxTable, PackRow, TensorTable
 from ckptfmt.format.trees import Trees
 from ckptfmt.generation import Generation
@@ -99,7 +99,12 @@ def write_rank(backend: Backend, state: Any, rank: int, world_size: int, members
         state, None, families=connect.live_families(), planner=Planner(), arena=Arena(), ranks=ranks
     )
     snapshot.freeze()
-    written = write_packs(backend, FOLDER, rank, snapshot, give_up=lambda: None, passing=lambda error: None)
+    return write_snapshot(backend, snapshot, ranks)
+
+
+def write_snapshot(backend: Backend, snapshot: Snapshot, ranks: Ranks) -> Part:
+    """Write a frozen snapshot, or one that is still being copied, and list it."""
+    written = write_packs(backend, FOLDER, ranks.rank, snapshot, give_up=lambda: None, passing=lambda error: None)
     return make_part(
         snapshot,
         written,
@@ -116,7 +121,10 @@ def merged(parts: Sequence[Part]) -> bytes:
     """The stored manifest of all parts, which are read as any other."""
     read = [decode_part(encode_part(part)) for part in parts]
     members = [part.rank for part in read]
-    return encode_sound(merge_parts(read, id=1, repository=REPOSITORY, run="r", parent=None, members=members))
+    sound = merge_parts(
+        read, id=1, repository=REPOSITORY, run="r", parent=None, members=members, world_size=read[0].world_size
+    )
+    return encode_sound(sound)
 
 
 def save(states: Sequence[Any] | Mapping[int, Any], world_size: int | None = None) -> Opened:
@@ -150,14 +158,18 @@ def _as_rank(work: Callable[[int, int], Any], world_size: int, store: str, rank:
 
 def save_together(folder: Path, state: Any, rank: int, world_size: int) -> None:
     """Save into ``folder`` as one rank of a process group; on return all have, and the manifest is there."""
+    backend = on_disk(folder)
+    unite(backend, write_rank(backend, state, rank, world_size), world_size)
+
+
+def unite(backend: Backend, part: Part, world_size: int) -> None:
+    """Put this rank's part there; on return all have, and the manifest is there."""
     import torch.distributed as dist
 
-    backend = on_disk(folder)
-    part = write_rank(backend, state, rank, world_size)
-    backend.create(f"{FOLDER}/part-{rank}", encode_part(part))
+    backend.create(f"{FOLDER}/part-{part.rank}", encode_part(part))
     dist.barrier()
-    if rank == 0:
-        parts = [decode_part((folder / FOLDER / f"part-{r}").read_bytes()) for r in range(world_size)]
+    if part.rank == 0:
+        parts = [decode_part(backend.read(f"{FOLDER}/part-{rank}", limit=PART_BYTES_MAX)) for rank in range(world_size)]
         backend.create(f"{FOLDER}/{MANIFEST}", merged(parts))
     dist.barrier()
 

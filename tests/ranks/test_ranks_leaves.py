@@ -7,19 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reshard_rig import CREATED, FOLDER, KEY, MANIFEST, as_ranks, load, merged, open_folder, save_together, write_rank
+from reshard_rig import (
+    FOLDER,
+    as_ranks,
+    load,
+    merged,
+    on_disk,
+    open_folder,
+    save_together,
+    unite,
+    write_rank,
+    write_snapshot,
+)
 
 from ckptfmt import connect
 from ckptfmt.backends.memory import MemoryBackend
-from ckptfmt.backends.posix import PosixBackend
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.save.context import Ranks
-from ckptfmt.engine.save.parts import make_part
-from ckptfmt.engine.save.persist import write_packs
 from ckptfmt.engine.save.snapshot import Planner, take_snapshot
 from ckptfmt.errors import Mismatch
 from ckptfmt.format.manifest import decode_manifest
-from ckptfmt.format.part import decode_part, encode_part
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
@@ -273,7 +280,9 @@ def save_while_training(folder: str, rank: int, world_size: int) -> bool:
     if snapshot.deferral is not None:
         snapshot.deferral.start(Quiet())  # type: ignore[arg-type]
     optimizer.step()
-    write_together(Path(folder), snapshot, ranks)
+    backend = on_disk(Path(folder))
+    backend.make_folder(FOLDER)
+    unite(backend, write_snapshot(backend, snapshot, ranks), world_size)
     if rank == 0:
         torch.save(expected, f"{folder}/expected.pt")
     return put_off
@@ -285,32 +294,6 @@ def test_shares_that_an_optimizer_owns_are_copied_beside_training(tmp_path: Path
     expected = torch.load(tmp_path / "expected.pt", weights_only=True)
     state = load(open_folder(tmp_path))
     assert all(torch.equal(found_in(state, name), value) for name, value in expected.items())
-
-
-def write_together(folder: Path, snapshot: Any, ranks: Ranks) -> None:
-    backend = PosixBackend(str(folder))
-    backend.make_folder(FOLDER)
-    written = write_packs(backend, FOLDER, ranks.rank, snapshot, give_up=lambda: None, passing=lambda error: None)
-    part = part_of(snapshot, written, ranks)
-    backend.create(f"{FOLDER}/part-{ranks.rank}", encode_part(part))
-    dist.barrier()
-    if ranks.rank == 0:
-        parts = [decode_part((folder / FOLDER / f"part-{r}").read_bytes()) for r in ranks.members]
-        backend.create(f"{FOLDER}/{MANIFEST}", merged(parts))
-    dist.barrier()
-
-
-def part_of(snapshot: Any, written: Any, ranks: Ranks) -> Any:
-    return make_part(
-        snapshot,
-        written,
-        key=KEY,
-        step=7,
-        launch_digest="b" * 32,
-        save_number=0,
-        ranks=ranks,
-        created_at=CREATED,
-    )
 
 
 def diverge(rank: int, world_size: int) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import uuid
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fake_group import fake_groups
 from reshard_rig import FOLDER, load, merged, opened_of, write_rank
 
 from ckptfmt.backends.memory import MemoryBackend
@@ -27,18 +27,9 @@ WORLD = 64
 
 @pytest.fixture
 def become() -> Iterator[Any]:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    def to(rank: int) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield to
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    """``become(rank)`` makes this process one of them."""
+    with fake_groups() as become:
+        yield lambda rank: become(rank, WORLD)
 
 
 def placed() -> dict[str, tuple[tuple[int, ...], list[Any]]]:

@@ -121,7 +121,7 @@ def test_only_chunks_that_hold_some_of_it_are_read(monkeypatch: pytest.MonkeyPat
     array = numbers((16, 1 << 16), "uint8")
     opened = lay_out({"w": (array, grid(array.shape, [[8], []]))}, chunk_bytes=4096)
     reads = Reads(opened, monkeypatch)
-    monkeypatch.setattr("ckptfmt.engine.read._GAP_BYTES", 0)
+    monkeypatch.setattr("ckptfmt.engine.nearest.GAP_BYTES", 0)
     local = np.zeros((16, 100), np.uint8)
     report = restore(opened, {"w": Sharded(local, array.shape, (0, 5000))})
     same(local, dense(array[:, 5000:5100]))
@@ -129,16 +129,30 @@ def test_only_chunks_that_hold_some_of_it_are_read(monkeypatch: pytest.MonkeyPat
     assert sum(nbytes for *_, nbytes in reads.ranges) <= 16 * 2 * 4096  # a chunk lies across two pages
 
 
-def test_each_chunk_is_read_once_for_all_that_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("atomic", [True, False])
+def test_each_chunk_is_read_once_for_all_that_need_it(monkeypatch: pytest.MonkeyPatch, atomic: bool) -> None:
     array = numbers((64, 64))
     opened = lay_out({"w": (array, grid(array.shape, [[], []]))}, chunk_bytes=1 << 12, aliases={"v": "w"})
     reads = Reads(opened, monkeypatch)
     halves = {name: Sharded(np.zeros((64, 32), np.float32), array.shape, (0, at)) for name, at in (("w", 0), ("v", 32))}
-    report = restore(opened, halves)
+    report = restore(opened, halves, atomic=atomic)
     assert report.amplification == 1.0
     assert sum(nbytes for *_, nbytes in reads.ranges) <= array.nbytes + 4 * 4096
     for name, at in (("w", 0), ("v", 32)):
         same(halves[name].local, dense(array[:, at : at + 32]))
+
+
+def test_what_is_read_twice_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the window a whole tensor goes chunk by chunk into each of two live ones."""
+    array = numbers((64, 64))
+    opened = lay_out({"w": (array, grid(array.shape, [[], []]))}, chunk_bytes=1 << 12, aliases={"v": "w"})
+    reads = Reads(opened, monkeypatch)
+    live = {name: np.zeros_like(array) for name in ("w", "v")}
+    report = restore(opened, live, atomic=False)
+    assert (report.nbytes, report.amplification) == (2 * array.nbytes, 1.0)
+    assert sum(nbytes for *_, nbytes in reads.ranges) >= 2 * array.nbytes
+    for found in live.values():
+        same(found, array)
 
 
 def test_a_slice_does_not_keep_the_chunks_around_it() -> None:

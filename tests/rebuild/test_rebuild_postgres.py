@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rebuild_rig import assert_sound, goes_on, make_history, save, site_of, told
+from rebuild_rig import abort, assert_sound, goes_on, make_history, save, site_of, sweep, told
 
 import ckptfmt
 from ckptfmt.catalog import repair
+from ckptfmt.catalog.revision import HEAD
 from ckptfmt.cli.repair import repair_catalog
 from ckptfmt.errors import CatalogBehind, CatalogError, Conflict, InvalidInput
 
@@ -89,6 +92,44 @@ def test_a_damaged_one_is_left_where_it_is(
     with pytest.raises(CatalogError, match=r"nothing is moved on a server.*pg_dump"):
         repair_catalog(root, how="rebuild", catalog=url)
     assert postgres.run("SELECT COUNT(*) FROM generations", database=name) == [(1,)]
+
+
+@pytest.mark.parametrize("revision", [None, HEAD])
+def test_one_whose_tables_were_dropped(
+    root: Path, postgres: PostgresServer, new_database: Callable[..., str], revision: str | None
+) -> None:
+    """Without a row the table of the version holds nothing; with one, its database passes for one that has a schema."""
+    name = new_database()
+    url = postgres.url(name)
+    save(root, 10, catalog=url)
+    postgres.run("DROP SCHEMA public CASCADE; CREATE SCHEMA public", database=name)
+    postgres.run("CREATE TABLE ckptfmt_alembic_version (version_num VARCHAR(32) PRIMARY KEY)", database=name)
+    if revision is None:
+        assert repair_catalog(root, how="rebuild", catalog=url).epoch == 2
+        return
+    postgres.run("INSERT INTO ckptfmt_alembic_version VALUES (%(revision)s)", database=name, revision=revision)
+    with pytest.raises(CatalogError, match=r"nothing is moved on a server.*DROP SCHEMA"):
+        repair_catalog(root, how="rebuild", catalog=url)
+
+
+def test_a_verdict_with_a_reason_that_no_server_keeps(
+    root: Path, postgres: PostgresServer, new_database: Callable[..., str]
+) -> None:
+    """JSON has NUL characters and halves of surrogate pairs; PostgreSQL has neither."""
+    save(root, 10)
+    with site_of(root) as site:
+        row = abort(site)
+        with closing(sqlite3.connect(root / "catalog.sqlite")) as connection, connection:
+            connection.execute("UPDATE generations SET abort_reason = 'a' || char(0) || 'b' WHERE id = ?", (row.id,))
+        sweep(site)
+    (verdict,) = root.glob(f"runs/*/{row.key}/COMMIT.json")
+    assert rb"a\u0000b" in verdict.read_bytes()
+    second = postgres.url(new_database())
+    repair_catalog(root, how="rebuild", catalog=second)
+    with site_of(root, second) as site:
+        found = site.sql().generation(row.id)
+    assert found is not None
+    assert found.abort_reason == r"a\x00b"
 
 
 def test_a_copied_root_gets_a_database_of_its_own(

@@ -27,7 +27,7 @@ MADE_INSIDE = {"Repository", "Checkpointer", "PendingSave", "Generation", "Store
 """Nobody constructs these; their constructors are no promise."""
 
 INSIDE = {
-    "Generation": {"restore_with"},
+    "Generation": {"require_readable", "restore_with"},
     "GenerationInfo": {"of"},
     "PendingSave": {
         *("advance", "blocked", "began", "succeeded", "failed"),  # told by the save's threads

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fake_group import fake_groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -100,18 +100,8 @@ def test_boxes_are_what_torch_leaves_on_each_rank(case: Any) -> None:
 @pytest.fixture
 def ranks() -> Iterator[Any]:
     """``ranks(rank, world_size)`` makes this process one of a group that never answers."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    def become(rank: int, world_size: int) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with fake_groups() as become:
         yield become
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def mesh_of(sizes: tuple[int, ...], names: tuple[str, ...] | None = None) -> Any:
@@ -212,6 +202,22 @@ def test_who_holds_nothing_has_one_box_of_no_elements(ranks: Any, family: Any) -
     ((part, spec),) = family.boxes(value, "w")
     assert (spec.size, spec.nbytes, spec.holders, part.numel()) == ((0,), 0, (0, 1), 0)
     assert family.coordinates(value) == {}
+    for placement in (Replicate(), Shard(0), Shard(1)):  # of no elements at all: this rank holds all of it, too
+        value = dtensor(torch.empty(0), elsewhere, [placement], (0, 4))
+        ((part, spec),) = family.boxes(value, "w")
+        assert (spec.start, spec.size, spec.holders, part.shape) == ((0, 0), (0, 4), (0, 1), (0, 4))
+
+
+def test_the_coordinates_in_one_mesh_are_one_object(ranks: Any, family: Any) -> None:
+    from torch.distributed.tensor import Shard
+
+    ranks(2, 4)
+    mesh = mesh_of((2, 2), ("dp", "tp"))
+    values = [dtensor(torch.empty(2, 2), mesh, [Shard(0), Shard(1)], (4, 4)) for _ in range(2)]
+    assert family.coordinates(values[0]) is family.coordinates(values[1])
+    ranks(1, 4)  # the mesh of another rank is equal to that one
+    moved = dtensor(torch.empty(2, 2), mesh_of((2, 2), ("dp", "tp")), [Shard(0), Shard(1)], (4, 4))
+    assert [dict(family.coordinates(value)) for value in (values[0], moved)] == [{"dp": 1, "tp": 0}, {"dp": 0, "tp": 1}]
 
 
 def test_what_cannot_be_saved_is_refused_by_name(ranks: Any, family: Any) -> None:

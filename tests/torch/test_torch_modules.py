@@ -234,3 +234,16 @@ def test_non_persistent_buffers_stay_out(family: TorchFamily) -> None:
     module = small()
     module.register_buffer("cache", torch.zeros(2), persistent=False)
     assert "cache" not in expand(family, module).state
+
+
+class Labelled(torch.Tensor):
+    """What a subclass makes of its memory is its own affair."""
+
+
+def test_a_tensor_of_a_subclass_is_not_taken_for_its_memory(family: TorchFamily) -> None:
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.eye(2).as_subclass(Labelled))
+    assert module.state_dict()["weight"].data_ptr() == module.weight.data_ptr()
+    assert not expand(family, module).live
+    module.weight = nn.Parameter(torch.eye(2))
+    assert expand(family, module).live

@@ -13,7 +13,8 @@ from pathlib import Path
 from ckptfmt import GenerationInfo, Repository
 from ckptfmt.demo.attempt import RUN
 from ckptfmt.demo.journal import losses
-from ckptfmt.demo.ranks.job import JOB_SECONDS, Job, Setup, alive, send, task_state
+from ckptfmt.demo.processes import alive, send, task_state
+from ckptfmt.demo.ranks.job import JOB_SECONDS, Job, Setup
 from ckptfmt.errors import DrillFailed
 from ckptfmt.format import layout
 

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ckptfmt.connect import CATALOG_VARIABLE
 from ckptfmt.demo.journal import rank_journal, read_journal
+from ckptfmt.demo.place import Place
+from ckptfmt.demo.processes import alive, send
 from ckptfmt.errors import DrillFailed
 
 Events = list[dict[str, Any]]
@@ -26,23 +26,12 @@ _TEAR_DOWN_SECONDS = 60
 """After SIGTERM, torchrun itself waits half a minute before it kills its ranks."""
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What all jobs of one demo have in common. ``every``: steps from one save to the next."""
+@dataclass(frozen=True, kw_only=True)
+class Setup(Place):
+    """What all jobs of one demo have in common."""
 
-    folder: Path
     catalog: str
-    seed: int
     steps: int
-    every: int
-
-    @property
-    def corpus(self) -> Path:
-        return self.folder / "corpus.txt"
-
-    @property
-    def url(self) -> str:
-        return str(self.folder / "repository")
 
 
 class Job:
@@ -59,9 +48,8 @@ class Job:
         self.journal = setup.folder / f"{name}.jsonl"
         self._output = setup.folder / f"{name}.output"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command += ["--module", "ckptfmt.demo.ranks.train", "--steps", str(setup.steps), "--every", str(setup.every)]
-        command += ["--corpus", str(setup.corpus), "--journal", str(self.journal), "--seed", str(setup.seed)]
-        command += ["--url", setup.url] if saving else []
+        command += ["--module", "ckptfmt.demo.ranks.train"]
+        command += setup.arguments(self.journal, steps=setup.steps, saving=saving)
         command += [] if saved_by is None else ["--saved-by", str(saved_by)]
         # In the environment, where the password of the catalog is seen by nobody else.
         here = {CATALOG_VARIABLE: setup.catalog, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -131,20 +119,3 @@ class Job:
             if time.monotonic() > until:
                 raise DrillFailed(f"{self.name}: {problem} within {seconds:g} s; the job said:\n{self.words[-4000:]}")
             time.sleep(0.01)
-
-
-def send(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def alive(pid: int) -> bool:
-    return task_state(f"/proc/{pid}/stat") not in ("", "Z", "X")
-
-
-def task_state(stat: str) -> str:
-    """State letter of a process or thread, from its ``stat`` file; empty if there is none."""
-    try:
-        return Path(stat).read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""

@@ -18,9 +18,11 @@ from ckptfmt.demo.ranks.aim import Aim, RankKill
 from ckptfmt.demo.ranks.job import Events, Job, Setup
 from ckptfmt.demo.ranks.judge import judge
 from ckptfmt.demo.ranks.report import RanksReport, counted, table, view_table
-from ckptfmt.demo.report import SaveFigures
+from ckptfmt.demo.report import CommitFigures
 from ckptfmt.demo.trial import Echo, demo_folder, say
 from ckptfmt.errors import DrillFailed, InvalidInput
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.repository import Repository
 
 SPARED = 2
 """Saves before the one that is hit: something to go back to, and an older one."""
@@ -67,8 +69,9 @@ def run_ranks_demo(
         text_bytes = write_corpus(setup.corpus)
         echo(f"A transformer on {text_bytes / 1e3:.0f} kB of this package's own text, in {folder}")
         ckptfmt.open(setup.url, catalog=database).close()
-        with ckptfmt.open(setup.url, mode="r", catalog=database) as repo:
-            return _Trial(setup, repo, ranks, echo, began).run(commands)
+        connection = connect.open_site(setup.url, mode="r", catalog=database, storage_options=None)
+        with Repository(connection, "r") as repo:
+            return _Trial(setup, repo, connection.site.sql(), ranks, echo, began).run(commands)
 
 
 def _require_server() -> None:
@@ -91,9 +94,10 @@ def _catalog(given: str | None, echo: Echo) -> Iterator[str]:
 class _Trial:
     """The three jobs of one demo, and the judgement on them."""
 
-    def __init__(self, setup: Setup, repo: ckptfmt.Repository, ranks: int, echo: Echo, began: float) -> None:
+    def __init__(self, setup: Setup, repo: Repository, catalog: Catalog, ranks: int, echo: Echo, began: float) -> None:
         self._setup = setup
         self._repo = repo
+        self._catalog = catalog
         self._ranks = ranks
         self._echo = echo
         self._began = began
@@ -114,7 +118,7 @@ class _Trial:
         self._check_generations(committed, left)
         report = RanksReport(
             url=self._setup.url,
-            catalog=self._shown_catalog(),
+            catalog=self._catalog.url,
             steps=self._setup.steps,
             seconds=time.monotonic() - self._began,
             ranks=ranks,
@@ -123,7 +127,7 @@ class _Trial:
             torn_down_seconds=seconds,
             abort_reason=hit.abort_reason or "",
             findings=findings,
-            saves=SaveFigures.of(committed),
+            saves=CommitFigures.of(committed),
         )
         self._echo("\n" + table(report.rows()))
         if commands:
@@ -175,24 +179,13 @@ class _Trial:
         parents = [one.parent_key for one in committed[:-1]]
         _require(parents == [one.key for one in committed[1:]], "a generation does not continue the one before it")
 
-    def _shown_catalog(self) -> str:
-        connection = connect.open_site(self._setup.url, mode="r", catalog=self._setup.catalog, storage_options=None)
-        try:
-            return connection.site.sql().url
-        finally:
-            connection.close()
-
     def _show(self) -> None:
         environment = {connect.CATALOG_VARIABLE: self._setup.catalog}
         verbs = [("inspect", f"{self._setup.url}#{RUN}"), ("verify", self._setup.url)]
         show_commands(verbs, self._echo, environment=environment)
-        connection = connect.open_site(self._setup.url, mode="r", catalog=self._setup.catalog, storage_options=None)
-        try:
-            for name, columns in VIEWS.items():
-                self._echo(f"\nSELECT {', '.join(columns)} FROM {name} WHERE run = '{RUN}';")
-                self._echo(view_table(connection.site.sql().view(name, run=RUN), columns))
-        finally:
-            connection.close()
+        for name, columns in VIEWS.items():
+            self._echo(f"\nSELECT {', '.join(columns)} FROM {name} WHERE run = '{RUN}';")
+            self._echo(view_table(self._catalog.view(name, run=RUN), columns))
 
 
 def _require(holds: bool, problem: str) -> None:

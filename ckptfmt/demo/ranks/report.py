@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptfmt.demo.ranks.aim import RankKill
 from ckptfmt.demo.ranks.judge import TOLERANCE, Findings
-from ckptfmt.demo.report import SaveFigures
+from ckptfmt.demo.report import CommitFigures
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,16 @@ class RanksReport:
     abort_reason: str
     """What the catalog says of the generation that was hit."""
     findings: Findings
-    saves: SaveFigures
+    saves: CommitFigures
 
     @property
     def steps_lost(self) -> int:
         return self.kill.trained - self.findings.resumed_step
 
     def as_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "steps_lost": self.steps_lost, "tolerance": TOLERANCE}
+        """As spec/cli-json.md has it."""
+        found = dataclasses.asdict(self)
+        return {"report": "demo_ranks", **found, "steps_lost": self.steps_lost, "tolerance": TOLERANCE}
 
     def rows(self) -> list[tuple[str, str]]:
         """What was found, line by line."""
@@ -55,6 +57,7 @@ class RanksReport:
                 "torn down",
                 f"{self.torn_down_seconds:.1f} s later no rank was left; generation #{kill.generation} aborted",
             ),
+            ("aborted because", self.abort_reason),
             (
                 "restored",
                 f"generation #{found.resumed_generation} (step {found.resumed_step}) by {fewer} in "

@@ -24,7 +24,7 @@ from ckptfmt.demo.attempt import RUN
 from ckptfmt.demo.digests import digests
 from ckptfmt.demo.journal import Journal, rank_journal
 from ckptfmt.demo.model import SIZES, Transformer
-from ckptfmt.demo.train import learning_rate_factor
+from ckptfmt.demo.train import parser, tokens_at, train_step, training_state
 
 STRIDE = 1_000_003
 """Prime, so that consecutive sequences come from places of the text far apart, and no place comes twice."""
@@ -43,30 +43,14 @@ class Training:
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)
         for sow in (random.seed, np.random.seed, torch.manual_seed):
             sow(1000 * seed + self.rank)  # other random numbers on each
         self.loader = {"position": self.rank * self.share}
-        self.state: dict[str, Any] = {
-            "model": model,
-            "optimizer": optimizer,
-            "scheduler": scheduler,
-            "rng": ckptfmt.Rng(),
-            "loader": ckptfmt.PerRank(self.loader),
-            "tokens": 0,
-        }
+        self.state = training_state(model) | {"loader": ckptfmt.PerRank(self.loader)}
 
     def step(self) -> float:
         """The loss of the whole batch, equal on all ranks."""
-        model, optimizer = self.state["model"], self.state["optimizer"]
-        loss = model(self._batch())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        self.state["scheduler"].step()
-        self.state["tokens"] += self.size.batch * self.size.context
-        total = loss.detach().double()
+        total = train_step(self.state, self._batch(), self.size).double()
         dist.all_reduce(total)
         return float(total) / self.ranks
 
@@ -80,8 +64,7 @@ class Training:
         first, places = self.loader["position"], len(self.text) - length
         self.loader["position"] += self.size.batch
         starts = [number * STRIDE % places for number in range(first, first + self.share)]
-        pairs = torch.stack([self.text[start : start + length] for start in starts]).long().view(self.share, -1, 2)
-        return pairs[..., 0] * 256 + pairs[..., 1]
+        return tokens_at(self.text, starts, self.size)
 
     def digests(self) -> tuple[dict[str, str], dict[str, str]]:
         """(of all values as wholes, of this rank's own). Every rank has to call it: wholes are gathered."""
@@ -141,15 +124,9 @@ def tell_values(training: Training, journal: Journal, event: str, **fields: Any)
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--journal", type=Path, required=True, help="each rank writes one beside it")
-    parser.add_argument("--url", help="repository; without it nothing is saved")
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--every", type=int, default=5)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--saved-by", type=int, help="number of ranks that saved what is restored (default: as here)")
-    return parser.parse_args(words)
+    wanted = parser(__doc__)
+    wanted.add_argument("--saved-by", type=int, help="number of ranks that saved what is restored (default: as here)")
+    return wanted.parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> None:

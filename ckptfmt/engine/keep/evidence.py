@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ckptfmt.engine import protocol, verdicts
@@ -167,7 +167,7 @@ def _adoption(commit: verdict.Commit, manifest: Manifest | None, names: Mapping[
         committed_at=datetime.fromisoformat(commit.committed_at),
         commit_fence=commit.fence,
         epoch=commit.epoch,
-        durable=durable,
+        durable=replace(durable, tiers=verdict.tiers_of(commit)),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ckptfmt.engine import contradictions, governing, verdicts
-from ckptfmt.engine.keep import debris
+from ckptfmt.engine.keep import debris, gc_tiers
 from ckptfmt.engine.keep.recover import adopt, contradicted
 from ckptfmt.engine.reports import GcItem, GcReport
 from ckptfmt.engine.site import Site
@@ -90,8 +90,16 @@ def collect(site: Site, *, dry_run: bool, grace: timedelta = GRACE) -> GcReport:
             items += _items(due, removed)
             adopted += [due.row.id] if repaired else []
     items += debris.sweep(site, leftovers, dry_run=dry_run)
-    unknown = tuple(unknown_folders(site))
-    return GcReport(dry_run, tuple(items), unknown, tuple(waiting), tuple(damaged), tuple(adopted), tuple(held))
+    beside = gc_tiers.collect(site, runs, dry_run=dry_run, grace=grace)
+    return GcReport(
+        dry_run,
+        items=(*items, *beside.items),
+        unknown=(*unknown_folders(site), *beside.unknown),
+        waiting=(*waiting, *beside.waiting),
+        damaged=(*damaged, *beside.damaged),
+        adopted=tuple(adopted),
+        held=tuple(held),
+    )
 
 
 def _look(site: Site, run: RunRecord, damaged: list[str], *, dry_run: bool) -> list[_Slot]:
@@ -178,6 +186,7 @@ def retire(site: Site, generation_id: int) -> GenerationRecord:
     governing.require_governing(site)
     row = site.sql().retire(generation_id)
     close_retired(site, row)
+    gc_tiers.close_on_replicas(site, row)
     return row
 
 

@@ -31,6 +31,7 @@ LOST_ALWAYS = (
 )
 LOST_WITH_THE_FILE = (
     "tags and pins",
+    "which tiers there are and what they hold: opening with them and `ckptfmt replicate` find it again",
     "quarantine of generations that can be read",
     "history: events, who saved on which host, when launches and generations began and ended",
     "skipped saves and the last steps that launches reported",

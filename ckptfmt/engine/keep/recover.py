@@ -9,8 +9,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ckptfmt.engine import process, protocol, verdicts
+from ckptfmt.engine.keep import absentees
+from ckptfmt.engine.keep.resume import Renew, can_finish_staged, finish_staged, free_aborted
+from ckptfmt.engine.leases import renewal
 from ckptfmt.engine.opened import open_proven, read_manifest
 from ckptfmt.engine.reports import RecoverAction, RecoverReport
 from ckptfmt.engine.site import Site
@@ -39,6 +43,9 @@ Acquire = Callable[[str, str], LaunchRecord]
 
 _UNFINISHED = (State.WRITING, State.DURABLE)
 _SETTLE_SECONDS = 60.0
+_DURABLE = "every rank's data was durable"
+_STAGED = "every rank's data was durable, or is finished from the stage"
+_PENDING = "its proof is pending: storage or the catalog kept refusing it; the next recover tries again"
 _RETIRED = (
     "storage says that it was committed as number {found.commit_seq} of epoch {found.epoch}, and retired since: the "
     "catalog was put back from a copy; `ckptfmt db rebuild --merge` writes that down"
@@ -65,22 +72,31 @@ def _settle_run(site: Site, run: str, *, dry_run: bool, acquire: Acquire) -> lis
     if dry_run:
         holder = catalog.live_launch(run)
         if holder is not None and not process.is_gone(holder):
-            return [_action(row, "left", f"{holder.host}:{holder.pid} holds the run") for row in rows]
+            return [_action(row, "left", _held_by(holder)) for row in rows]
         return [_plan(site, row) for row in rows]
     try:
         launch = acquire(run, secrets.token_hex(16))
     except Conflict as held:
-        return [_action(row, "left", str(held)) for row in rows]
+        holder = catalog.live_launch(run)
+        return [_action(row, "left", str(held) if holder is None else _held_by(holder)) for row in rows]
     try:
         return settle_older(site, run, launch)
     finally:
         catalog.close_launch(launch.id)
 
 
+def _held_by(holder: LaunchRecord) -> str:
+    return (
+        f"{holder.host}:{holder.pid} holds the run (launch {holder.id}, lease until {holder.lease_until:%H:%M:%S} UTC) "
+        "and settles it; where that job is gone, recover again once its lease has lapsed"
+    )
+
+
 def settle_older(site: Site, run: str, launch: LaunchRecord) -> list[RecoverAction]:
     """Settle every ``writing`` or ``durable`` row of launches with a lower fence, oldest first."""
     rows = [row for row in site.sql().generations(run=run, states=_UNFINISHED) if row.fence < launch.fence]
-    return [settle(site, row, fence=launch.fence) for row in _in_order(rows)]
+    renew = renewal(site.sql(), launch)
+    return [settle(site, row, fence=launch.fence, renew=renew) for row in _in_order(rows)]
 
 
 def _in_order(rows: Sequence[GenerationRecord]) -> list[GenerationRecord]:
@@ -88,13 +104,13 @@ def _in_order(rows: Sequence[GenerationRecord]) -> list[GenerationRecord]:
     return sorted(rows, key=lambda row: (row.fence, row.save_number))
 
 
-def settle(site: Site, row: GenerationRecord, *, fence: int) -> RecoverAction:
+def settle(site: Site, row: GenerationRecord, *, fence: int, renew: Renew) -> RecoverAction:
     """Bring one unfinished row of a fenced launch to its verdict.
 
     One that storage contradicts is passed over, and told: it must not keep every later launch out.
     """
     try:
-        return _settle(site, row, fence)
+        return _settle(site, row, fence, renew)
     except (Conflict, NotFound, FormatError) as error:
         return _action(row, "left", contradicted(site, error))
 
@@ -115,20 +131,22 @@ def _contradiction(site: Site, error: CkptError) -> str:
     return f"{error}; see what `ckptfmt db rebuild --merge {site.backend.url}` says of it"
 
 
-def _settle(site: Site, row: GenerationRecord, fence: int) -> RecoverAction:
+def _settle(site: Site, row: GenerationRecord, fence: int, renew: Renew) -> RecoverAction:
     adopted = _adopt_if_proven(site, row, fence)
     if adopted is not None:
         return adopted
     try:
+        resumed = row.state is State.WRITING and finish_staged(site, row, renew)
         finished = _finish(site, row, fence)
     except (NotFound, FormatError, Mismatch, SaveFailed, BackendError) as error:
         if not _shows_incomplete(error):
             raise
         site.sql().abort(row.id, stage="recover", rank=None, reason=f"incomplete: {error}"[:1000], fence=fence)
         log.warning("generation %d of run %r (step %d) aborted: %s", row.id, row.run, row.step, error)
+        free_aborted(site, row)
         return _action(row, "aborted", str(error))
     log.warning("generation %d of run %r (step %d) was complete and is now committed", row.id, row.run, row.step)
-    return _action(finished, "committed", "every rank's data was durable")
+    return _action(finished, "committed", _STAGED if resumed else _DURABLE)
 
 
 def _shows_incomplete(error: Exception) -> bool:
@@ -152,11 +170,10 @@ def _check_complete(site: Site, row: GenerationRecord) -> None:
         _check_whole(site, row)
         return
     ranks = site.sql().ranks(row.id)
-    silent = [rank.rank for rank in ranks if rank.state != "durable"]
-    if silent or not ranks:  # the rows of all ranks that save were made with the generation's
-        raise SaveFailed(
-            f"ranks {silent or 'unknown'} never acknowledged", stage="recover", key=row.key, generation_id=row.id
-        )
+    unready = [rank for rank in ranks if rank.state != "durable"]
+    if unready or not ranks:
+        told = absentees.told_of(site, row, unready)
+        raise SaveFailed(told, stage="recover", key=row.key, generation_id=row.id)
     protocol.merged_manifest(site, row, parent=protocol.parent_of(site, row))
 
 
@@ -199,9 +216,21 @@ def adopt(site: Site, row: GenerationRecord, *, fence: int) -> GenerationRecord:
     if found is None:
         raise NotFound(f"{site.backend.url}/{folder} holds no committed verdict")
     facts = _facts(site, row, found)
+    _require_free_number(site, row, found)
     # The row will say that it is proven, so nobody would make the hint after a crash in between.
     protocol.create_hint(site, row.run_key, row.key, epoch=facts.epoch, seq=facts.commit_seq)
     return protocol.prove(site, site.sql().adopt(row.id, facts, fence=fence))
+
+
+def _require_free_number(site: Site, row: GenerationRecord, found: verdict.Commit) -> None:
+    """As the catalog's ``adopt`` would, but nothing is tried: a dry run says the same."""
+    for other in site.sql().generations(run=row.run):
+        if other.id != row.id and (other.epoch, other.commit_seq) == (found.epoch, found.commit_seq):
+            raise Conflict(
+                f"the verdict on generation {row.id} has commit_seq {found.commit_seq} of epoch {found.epoch}, which "
+                f"belongs to generation {other.id}: the repository was written under two catalogs",
+                kind="commit_seq_taken",
+            )
 
 
 def _facts(site: Site, row: GenerationRecord, found: verdict.Commit) -> AdoptFacts:
@@ -213,12 +242,13 @@ def _facts(site: Site, row: GenerationRecord, found: verdict.Commit) -> AdoptFac
     ref = found.manifest
     if opened.info.committed_at is None:
         raise FormatError(f"{site.backend.url}/{folder}: a committed verdict without a time")
+    durable = protocol.durable_facts(opened.manifest, row.key, ref.name, ref.digest, ref.bytes)
     return AdoptFacts(
         commit_seq=found.commit_seq,
         committed_at=opened.info.committed_at,
         commit_fence=found.fence,
         epoch=found.epoch,
-        durable=protocol.durable_facts(opened.manifest, row.key, ref.name, ref.digest, ref.bytes),
+        durable=replace(durable, tiers=verdict.tiers_of(found)),
     )
 
 
@@ -228,21 +258,21 @@ def prove_committed(site: Site, run: str, *, dry_run: bool) -> list[RecoverActio
     for row in site.sql().unproven(run):
         try:
             _check_whole(site, row)
+            foretold = _plan_proof(site, row)
         except (NotFound, FormatError, BackendError) as error:
-            log.error("generation %d of run %r is committed but cannot be proved: %s", row.id, run, error)
-            actions.append(_action(row, "left", f"cannot be proved: {error}"))
-            continue
-        if dry_run:
-            actions.append(_plan_proof(site, row))
-            continue
-        try:
-            proved = protocol.prove(site, row)
-        except Conflict as error:
-            actions.append(_action(row, "left", contradicted(site, error)))
-            continue
-        done = proved.proven_at is not None
-        actions.append(_action(row, "proved" if done else "left", "COMMIT.json was missing"))
+            foretold = _action(row, "left", f"cannot be proved: {error}")
+        if foretold.action == "left":
+            log.error("generation %d of run %r is committed, but %s", row.id, run, foretold.reason)
+        actions.append(foretold if dry_run or foretold.action == "left" else _proved(site, row, foretold))
     return actions
+
+
+def _proved(site: Site, row: GenerationRecord, foretold: RecoverAction) -> RecoverAction:
+    try:
+        proved = protocol.prove(site, row)
+    except Conflict as error:  # its verdict came since
+        return _action(row, "left", contradicted(site, error))
+    return foretold if proved.proven_at is not None else _action(row, "left", _PENDING)
 
 
 def close_retired_late(site: Site, run: str, *, dry_run: bool) -> list[RecoverAction]:
@@ -260,13 +290,13 @@ def close_retired_late(site: Site, run: str, *, dry_run: bool) -> list[RecoverAc
 # -- a dry run ------------------------------------------------------------------------------------------
 def _plan_proof(site: Site, row: GenerationRecord) -> RecoverAction:
     """What ``protocol.prove`` would come to: another object in the slot stays there."""
-    try:
-        found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
-    except FormatError as error:
-        return _action(row, "left", f"cannot be proved: {error}")
-    if found not in (None, verdicts.commit_of(site, row)):
-        return _action(row, "left", "cannot be proved: another verdict is in its place")
-    return _action(row, "proved", "COMMIT.json is missing" if found is None else "COMMIT.json is there")
+    found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
+    if found is None:
+        return _action(row, "proved", "COMMIT.json was missing")
+    if found == verdicts.commit_of(site, row):
+        return _action(row, "proved", "COMMIT.json was there, and not noted in the catalog")
+    disproof = protocol.disproof(site, row, found)
+    return _action(row, "left", f"cannot be proved: {disproof or 'another verdict is in its place'}")
 
 
 def _plan(site: Site, row: GenerationRecord) -> RecoverAction:
@@ -285,12 +315,14 @@ def _planned(site: Site, row: GenerationRecord) -> RecoverAction:
     if found is not None and verdicts.belongs(found, site, row):
         return _plan_for(site, row, found)
     try:
+        if row.state is State.WRITING and can_finish_staged(site, row):
+            return _action(row, "committed", _STAGED)
         _check_complete(site, row)
     except (NotFound, FormatError, Mismatch, SaveFailed, BackendError) as error:
         if not _shows_incomplete(error):
             raise
         return _action(row, "aborted", str(error))
-    return _action(row, "committed", "every rank's data is durable")
+    return _action(row, "committed", _DURABLE)
 
 
 def _plan_for(site: Site, row: GenerationRecord, found: verdict.Commit) -> RecoverAction:
@@ -299,9 +331,7 @@ def _plan_for(site: Site, row: GenerationRecord, found: verdict.Commit) -> Recov
     if verdicts.is_retired(site.backend, verdicts.folder_of(row), row.key):
         return _action(row, "aborted", _RETIRED.format(found=found))
     _facts(site, row, found)
-    for other in site.sql().generations(run=row.run):
-        if (other.epoch, other.commit_seq) == (found.epoch, found.commit_seq):
-            return _action(row, "left", f"generation {other.id} has the number that storage proves for this one")
+    _require_free_number(site, row, found)
     return _action(row, "adopted", "storage proves that it was committed")
 
 

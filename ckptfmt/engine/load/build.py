@@ -15,6 +15,7 @@ from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.stored import Stored
 from ckptfmt.errors import UnsupportedValue
 from ckptfmt.format import tree
+from ckptfmt.leaves import PerRank
 from ckptfmt.ports.arrays import ArrayFamily, LeafSpec
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -53,7 +54,11 @@ class _Kind:
 
 
 class Builder:
-    """Rebuilds values from nodes. Tied tensors come back as one object."""
+    """Rebuilds values from nodes. Tied tensors come back as one object.
+
+    What a rank kept for itself comes with its ``PerRank`` mark if ``marks``, else only inside a value of a registered
+    type, whose ``decode`` is to get what its ``encode`` gave.
+    """
 
     def __init__(
         self,
@@ -63,6 +68,7 @@ class Builder:
         *,
         framework: str = "saved",
         device: Any | None = None,
+        marks: bool = False,
     ) -> None:
         self._view = view
         self._find = view.opened.stored.find
@@ -71,6 +77,7 @@ class Builder:
         self._memory = memory
         self._framework = framework
         self._device = device
+        self._marks = marks
         self._kinds: dict[tuple[str, tuple[str, ...]], _Kind] = {}
 
     def value(self, node: tree.Node, made: Mapping[str, Any] = _NOTHING) -> Any:
@@ -80,7 +87,7 @@ class Builder:
     def _with(self, made: Mapping[str, Any]) -> Callable[[str, Any], Any]:
         def leaf(tag: str, payload: Any) -> Any:
             if tag == "per_rank":
-                return tree.decode(self._view.slot(tree.per_rank(payload)), leaf)
+                return self._own(payload, leaf)
             name = payload if type(payload) is str else tree.split_reference(payload)[0]
             return made[name] if name in made else self._leaf(tag, payload)
 
@@ -88,7 +95,7 @@ class Builder:
 
     def _leaf(self, tag: str, payload: Any) -> Any:
         if tag == "per_rank":
-            return self.value(self._view.slot(tree.per_rank(payload)))
+            return self._own(payload, self._leaf)
         name, flags = (payload, ()) if type(payload) is str else tree.split_reference(payload)
         stored = self._find(name, self._rank)
         kind = self._kinds.get((tag, flags))
@@ -98,6 +105,10 @@ class Builder:
         if value is None:
             value = kind.built[stored.name] = self._build(kind, stored)
         return value
+
+    def _own(self, slot: str, leaf: Callable[[str, Any], Any]) -> Any:
+        value = tree.decode(self._view.slot(tree.per_rank(slot)), leaf)
+        return PerRank(value) if self._marks or slot in self._view.marked else value
 
     def _build(self, kind: _Kind, stored: Stored) -> Any:
         host = bytes_of(stored, self._memory)

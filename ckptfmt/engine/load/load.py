@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, Literal
 
 from ckptfmt.engine.collector import held_back
@@ -14,7 +15,7 @@ from ckptfmt.engine.load.prune import Pruner
 from ckptfmt.engine.load.ranks import RankView, view_for_load
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.patterns import Patterns
-from ckptfmt.errors import Mismatch
+from ckptfmt.errors import Mismatch, NotFound
 from ckptfmt.format import tree
 
 Framework = Literal["saved", "torch", "numpy"]
@@ -58,7 +59,7 @@ def _load_state(
     for tree_of in (opened.common, *view.own_trees()):
         check_depth(tree_of)
     root = opened.common if subtree is None else _subtree(view, subtree)
-    node = root if selection.everything else Pruner(selection.wants, view.look).prune(root)
+    node = root if selection.everything else _selected(view, selection, root)
     view.require([] if node is UNSET else [node])
     entries = [] if node is UNSET else wanted_entries(view, [node])
     if not selection.everything and not entries and _holds_tensors(view, root):
@@ -73,13 +74,41 @@ def _load_state(
     return Builder(view, families, memory, framework=framework, device=device).value(node)
 
 
+def _selected(view: RankView, selection: Selection, root: tree.Node) -> tree.Node:
+    """What the patterns leave of ``root``, with the slots that nobody can look into but hold tensors they select."""
+    unseen = _selected_unseen(view, selection, root)
+    return Pruner(lambda name: selection.wants(name) or name in unseen, view.look).prune(root)
+
+
+def _selected_unseen(view: RankView, selection: Selection, root: tree.Node) -> set[str]:
+    slots = {name for tag, name in tree.references(root) if tag == "per_rank" and view.refusal(tree.per_rank(name))}
+    slots = {slot for slot in slots if not selection.excludes(slot)}
+    found: set[str] = set()
+    for name in (*view.opened.index, *view.opened.manifest.aliases) if slots else ():
+        above = slots.intersection(accumulate(name.split("."), "{}.{}".format))
+        if above and selection.wants(name):
+            found |= above
+    return found
+
+
 def _inlined(view: RankView, node: tree.Node) -> tree.Node:
     """The node with what the rank in view kept in place of its slots."""
     return Pruner(lambda name: True, view.look).prune(node)
 
 
 def _subtree(view: RankView, dotted: str) -> tree.Node:
-    return tree.subtree(_inlined(view, view.opened.common), dotted)
+    common = view.opened.common
+    try:
+        return tree.subtree(_inlined(view, common), dotted)
+    except NotFound:
+        slots = [name for tag, name in tree.references(common) if tag == "per_rank"]
+        view.require(tree.per_rank(slot) for slot in slots if _is_below(dotted, slot))
+        raise
+
+
+def _is_below(dotted: str, slot: str) -> bool:
+    """A slot is called by its path, and ``~`` where it is the whole state."""
+    return slot == "~" or dotted.startswith(f"{slot}.")
 
 
 def _holds_tensors(view: RankView, node: tree.Node) -> bool:

@@ -68,7 +68,7 @@ class Matcher:
             return self._refuse(reason, live, path)
         node = self._view.slot(node)
         if isinstance(live, PerRank):
-            return self._visit(node, live.value, path, lambda value: put(PerRank(value)))
+            return self._visit(node, live.value, path, _marking(put))
         if isinstance(live, Sharded):
             return self._tensor(node, live.local, path, live)
         family = self._families.of(live)
@@ -120,12 +120,13 @@ class Matcher:
             yield node, key, live, where
 
     def _holds_live(self, value: Any, *, tensors: bool = True) -> bool:
-        """Whether a container holds objects (or tensors) that can be filled, so that it must not be replaced whole."""
+        """Whether a container holds objects (or tensors, or values of this rank's own) that are restored by themselves,
+        so that it must not be replaced whole."""
         family = self._families.of(value)
         if isinstance(value, Sharded) or (family is not None and family is not self._families.blob):
             return tensors
         if isinstance(value, PerRank):
-            return self._holds_live(value.value, tensors=tensors)
+            return tensors or self._holds_live(value.value, tensors=False)  # the mark must not be replaced either
         if id(value) in self._expansions:
             return True
         if isinstance(value, dict):
@@ -151,13 +152,20 @@ class Matcher:
             self.plan.assigns.append(Assign(path, node, put))
 
     def _take(self, node: tree.Node, path: str, saved_path: str | None = None) -> bool:
-        """Whether ``node`` is wanted; it is restored as a whole, so all that stands in it is accounted for here."""
+        """Whether ``node``, which is restored as a whole, is wanted and to be had; all that stands in it is settled."""
         paths = leaf_paths(node, path) or [path]
         if self._renamed is not None:
             origin = self._renamed.origins.get(path, path) if saved_path is None else saved_path
             self._used.update(self._renamed.leaves_below(node, origin))
         if not self._selection.wants_all(path, paths):
             self._skip(path)
+            return False
+        refusals = self._view.refusals(node)
+        if refusals:
+            if self._view.nobody:
+                self._skip(path)
+            else:
+                self.plan.problems.extend(refusals)
             return False
         self.plan.loaded.extend(paths)
         return True
@@ -250,12 +258,12 @@ class Matcher:
         for key, child in saved.items():
             where = tree.join(path, key)
             if grows:
+                reason, inner = self._view.refusal(child), self._view.look(child)
                 setter = _item_setter(put_item, key)
-                reason = self._view.refusal(child)
                 if reason is not None:
                     self._refuse(reason, None, where)
                 else:
-                    self._scalar(self._view.slot(child), where, setter, tree.join(origin, key))
+                    self._scalar(inner, where, setter if inner is child else _marking(setter), tree.join(origin, key))
             elif self._renamed is None:
                 self._report(leaf_paths(self._view.look(child), where) or [where], self.plan.unexpected)
 
@@ -327,6 +335,10 @@ class Matcher:
 
 def _no_put(value: Any) -> None:
     raise InvalidInput("the root of the state cannot be replaced; pass a dict or list around it")
+
+
+def _marking(put: Setter) -> Setter:
+    return lambda value: put(PerRank(value))
 
 
 def _renamer(rename: Callable[[Any, Callable[[str], str]], Any], change: Callable[[str], str]) -> Callable[[Any], Any]:

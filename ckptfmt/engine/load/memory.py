@@ -10,7 +10,7 @@ from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.read import ReadPlan, StoredBox, plan_reads, read_regions, show_regions, verify_shown
 from ckptfmt.engine.touch import address_of
-from ckptfmt.errors import BackendError
+from ckptfmt.errors import BackendError, Corrupt
 
 log = logging.getLogger("ckptfmt")
 
@@ -47,21 +47,24 @@ def read_boxes(
     memory: Callable[[int], memoryview] = map_memory,
 ) -> Memory:
     """Read ``boxes``, no byte of which may be wanted twice."""
-    plan = plan_reads(boxes)
+    plan = plan_reads(boxes, opened.nearest.gap_bytes)
     target = memory(plan.memory_bytes) if plan.memory_bytes else memoryview(bytearray())
-    read_regions(opened.site.backend, plan, target, verify=verify)
+    with opened.noting_damage():
+        read_regions(opened.nearest, plan, target, verify=verify)
     return Memory(plan, target)
 
 
 def show_boxes(opened: Opened, boxes: Iterable[StoredBox]) -> Memory | None:
     """``boxes``, verified, where the host has their bytes and keeps them: only to be copied from. None: read them."""
     plan = plan_reads(boxes)
-    shown = show_regions(opened.site.backend, plan)
+    shown = show_regions(opened.nearest, plan)
     if shown is None:
         return None
     try:
         verify_shown(plan, shown)
-    except BackendError as error:
-        log.info("%s: what the page cache held cannot be kept there: %s", opened.name, error)
-        return None  # reading it says what is wrong with it
+    except (BackendError, Corrupt) as error:
+        log.info("%s: what the page cache held cannot be used: %s", opened.name, error)
+        return None  # reading it says what is wrong with it, or finds it elsewhere
+    for region in plan.regions:
+        opened.nearest.shown(region.pack, sum(box.nbytes for box in region.boxes))
     return Memory(plan, shown.memory)

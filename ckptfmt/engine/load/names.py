@@ -33,7 +33,10 @@ class Selection:
     def wants(self, name: str) -> bool:
         if self._keys is not None and not matches(name, self._keys):
             return False
-        return self._exclude is None or not matches(name, self._exclude)
+        return not self.excludes(name)
+
+    def excludes(self, name: str) -> bool:
+        return self._exclude is not None and matches(name, self._exclude)
 
     def wants_all(self, path: str, names: Sequence[str]) -> bool:
         """Whether something that is restored as a whole is wanted; ``InvalidInput`` if only a part of it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ckptfmt.errors import FormatError
@@ -116,6 +116,21 @@ def tensor_name(node: tree.Node) -> str | None:
         return payload  # asked of every leaf
     tag = tag_of(node)
     return tree.split_reference(node[tag])[0] if tag in ("tensor", "array") else None
+
+
+def slots_in_registered(root: tree.Node) -> Iterator[str]:
+    """The per-rank slots that stand inside values of registered types."""
+    todo = [root]
+    while todo:
+        here = todo.pop()
+        if isinstance(here, list):
+            todo += here
+        elif isinstance(here, dict):
+            for tag, payload in here.items():
+                if tag != "registered":
+                    todo.append(payload)
+                else:
+                    yield from (name for kind, name in tree.references(payload) if kind == "per_rank")
 
 
 def describe(node: tree.Node) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 
+from ckptfmt.engine.load.nodes import slots_in_registered
 from ckptfmt.engine.opened import Opened
 from ckptfmt.errors import InvalidInput, Mismatch
 from ckptfmt.format import tree
+from ckptfmt.format.naming import ranks_shown, shown
 
 RankMap = Mapping[int, int | None] | Callable[[int], int | None]
 """Rank of today -> the saved rank whose own values it gets; None: nobody's, it goes on with those that it has."""
@@ -33,12 +36,18 @@ class RankView:
             return None
         slot = node["per_rank"]
         if self.rank is None:
-            return f"{slot}: kept by each of {self.opened.ranks_text} for itself; {self._advice}"
+            return f"{slot}: kept by {self._keepers(slot)} for itself; {self._advice}"
         if slot in self.opened.slots(self.rank):
             return None
-        keepers = [rank for rank in self.opened.ranks if slot in self.opened.slots(rank)]
-        shown = ", ".join(map(str, keepers[:8])) + (", ..." if len(keepers) > 8 else "")
-        return f"{slot}: saved rank {self.rank} kept none, only {shown} did; {self._advice}"
+        keepers = ranks_shown(self.opened.keepers(slot))
+        return f"{slot}: saved rank {self.rank} kept none, only {keepers} did; {self._advice}"
+
+    def _keepers(self, slot: str) -> str:
+        """Who kept something under ``slot``, in words."""
+        keepers = self.opened.keepers(slot)
+        if len(keepers) == len(self.opened.ranks):
+            return f"each of {self.opened.ranks_text}"
+        return ("" if len(keepers) == 1 else "each of the ") + ranks_shown(keepers)
 
     def slot(self, node: tree.Node) -> tree.Node:
         """What stands where ``node`` is a slot; any other node is returned as it is."""
@@ -53,7 +62,7 @@ class RankView:
 
     def require(self, nodes: Iterable[tree.Node]) -> None:
         """``Mismatch`` that lists every slot among and below ``nodes`` that cannot be seen."""
-        problems = tuple(dict.fromkeys(problem for node in nodes for problem in self._refusals(node)))
+        problems = tuple(dict.fromkeys(problem for node in nodes for problem in self.refusals(node)))
         if problems:
             raise Mismatch(
                 f"{self.opened.name}: it is not told whose of the saved ranks' own values to take:",
@@ -61,11 +70,21 @@ class RankView:
                 kind="rank_not_chosen",
             )
 
-    def _refusals(self, node: tree.Node) -> Iterator[str]:
-        for tag, name in tree.references(node):
-            problem = self.refusal(tree.per_rank(name)) if tag == "per_rank" else None
-            if problem is not None:
-                yield problem
+    def refusals(self, node: tree.Node) -> list[str]:
+        """What ``refusal`` says of every slot that ``node`` is or holds, each once."""
+        if not self._has_slots:
+            return []
+        slots = dict.fromkeys(name for tag, name in tree.references(node) if tag == "per_rank")
+        return [problem for name in slots if (problem := self.refusal(tree.per_rank(name))) is not None]
+
+    @cached_property
+    def _has_slots(self) -> bool:
+        return bool(self.opened.keepers())
+
+    @cached_property
+    def marked(self) -> frozenset[str]:
+        """The slots inside values of registered types."""
+        return frozenset(slots_in_registered(self.opened.common))
 
     def own_trees(self) -> list[tree.Node]:
         """Everything that the rank in view kept."""
@@ -73,9 +92,10 @@ class RankView:
 
 
 def view_for_load(opened: Opened, rank: int | None) -> RankView:
-    """What ``load`` builds: the state of ``rank``; None is the only one, or nobody's own values."""
-    if rank is None and len(opened.ranks) == 1:
-        rank = opened.ranks[0]
+    """What ``load`` builds: the state of ``rank``; None is the only one that kept values, or nobody's own values."""
+    keepers = opened.keepers() if rank is None else []
+    if len(keepers) == 1:
+        rank = keepers[0]
     if rank is not None:
         rank = _saved(opened, rank, "rank=")
     return RankView(opened, rank, "name one with rank=, or leave the values out with keys= or exclude=")
@@ -106,7 +126,7 @@ def _mapped(opened: Opened, rank: int, map: RankMap) -> int | None:
     elif rank in map:
         saved, what = map[rank], f"map[{rank}]="
     else:
-        raise InvalidInput(f"map= says nothing of rank {rank}, only of {list(map)[:8]}")
+        raise InvalidInput(f"map= says nothing of rank {rank}, only of {shown(list(map)) or 'none'}")
     return None if saved is None else _saved(opened, saved, what)
 
 

@@ -35,7 +35,7 @@ def open_wanted(site: Site, run: str | None, wanted: Wanted) -> Opened:
     if site.catalog is not None:
         return open_row(site, resolve_row(site.catalog, site.backend.url, run, wanted))
     folder, commit = resolve_proof(site, run, wanted)
-    return open_proven(site, folder, commit)
+    return open_proven(site, folder, commit, stands=True)
 
 
 def open_folder(site: Site) -> Opened:

@@ -55,11 +55,12 @@ def restore_state(
 
     With ``arena`` the bytes land there: aligned, already touched, and needed for the next save anyway.
     """
-    began = time.perf_counter()
+    began, mark = time.perf_counter(), opened.nearest.log.mark()
     with held_back():
         view = view_for_restore(opened, rank=options.rank, world_size=options.world_size, map=options.map)
         plan = plan_restore(view, into, families, options)
         read = _execute(view, plan, families, options, arena)
+    reading = opened.nearest.log.since(mark)
     return RestoreReport(
         generation_id=opened.info.id,
         run=opened.info.run,
@@ -73,6 +74,9 @@ def restore_state(
         unexpected=tuple(plan.unexpected),
         cast=tuple(plan.cast),
         skipped=tuple(plan.skipped),
+        sources=reading.sources,
+        damaged=reading.damaged,
+        retries=reading.retries,
     )
 
 
@@ -128,30 +132,31 @@ def _execute(
     opened = view.opened
     nodes = [*(item.node for item in plan.assigns), *(item.node for item in plan.applies)]
     entries = wanted_entries(view, nodes, {name for item in plan.applies for name in item.made})
-    builder = Builder(view, families, read_entries(opened, entries))
+    builder = Builder(view, families, read_entries(opened, entries), marks=True)
     values = [_translated(item, builder.value(item.node, item.made)) for item in plan.applies]
     items = [builder.value(item.node) for item in plan.assigns]
     _check(plan, values)
     builds, fills = Filling(plan.builds), Filling(plan.fills)
-    held = sum(entry.nbytes for entry in entries)
+    held = read_bytes = sum(entry.nbytes for entry in entries)
     changed: list[str] = []
     if options.atomic and _fits(opened, held + builds.read_bytes + fills.read_bytes, options):
         builds.fill(builds.read(opened))
         memory = fills.read(opened, arena)
         options.agree()
         fills.fill(memory)
+        read_bytes += builds.read_bytes + fills.read_bytes
     else:
-        fill_through_window(opened, plan.builds, [])
+        read_bytes += fill_through_window(opened, plan.builds, [])
         options.agree()
         try:
-            fill_through_window(opened, plan.fills, changed)
+            read_bytes += fill_through_window(opened, plan.fills, changed)
         except CkptError as error:
             if changed:
                 error.add_note(f"already changed: {', '.join(changed)}")
             raise
     changed = list(dict.fromkeys(fill.path for fill in plan.fills))
     _apply(plan, values, items, changed)
-    return _Read(held + builds.nbytes + fills.nbytes, held + builds.read_bytes + fills.read_bytes)
+    return _Read(held + builds.nbytes + fills.nbytes, read_bytes)
 
 
 def _fits(opened: Opened, read_bytes: int, options: RestoreOptions) -> bool:

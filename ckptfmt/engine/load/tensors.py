@@ -44,7 +44,7 @@ class TensorMatcher:
             return self._plan.problems.append(f"{path}: a tensor here, but saved was {describe(node)}")
         row = self._view.opened.stored.find(name, self._view.rank)
         parts = self._parts(family, live, path, box)
-        if parts is not None and self._fit(row, parts, path):
+        if parts is not None and self._fit(row, family, parts, path):
             self.add(path, [(_fill(row, family, part, path), part[1].alias) for part in parts])
         return None
 
@@ -54,7 +54,7 @@ class TensorMatcher:
             row = self._view.opened.stored.find(name, self._view.rank)
             family = self._families.of(value)
             parts = None if family is None else self._parts(family, value, name, None)
-            if family is not None and parts is not None and self._fit(row, parts, name):
+            if family is not None and parts is not None and self._fit(row, family, parts, name):
                 self._plan.builds += [_fill(row, family, part, name) for part in parts]
 
     def add(self, path: str, fills: Sequence[tuple[Fill, Hashable | None]]) -> None:
@@ -92,7 +92,7 @@ class TensorMatcher:
             spec = replace(spec, global_shape=tuple(box.global_shape), start=tuple(box.offsets))
         return [(live, spec)]
 
-    def _fit(self, row: Stored, parts: Parts, path: str) -> bool:
+    def _fit(self, row: Stored, family: ArrayFamily, parts: Parts, path: str) -> bool:
         spec = parts[0][1]
         if spec.global_shape != row.shape:
             self._plan.problems.append(f"{path}: saved shape {list(row.shape)}, live shape {list(spec.global_shape)}")
@@ -100,7 +100,10 @@ class TensorMatcher:
         if spec.dtype != row.dtype and not self._cast:
             self._plan.problems.append(f"{path}: saved dtype {row.dtype}, live dtype {spec.dtype} (cast=True converts)")
             return False
-        return True
+        reason = family.check_cast(parts[0][0], row.dtype) if spec.dtype != row.dtype and row.nbytes else None
+        if reason is not None:
+            self._plan.problems.append(f"{path}: {reason}")
+        return reason is None
 
 
 def _fill(row: Stored, family: ArrayFamily, part: tuple[Any, LeafSpec], path: str) -> Fill:

@@ -9,34 +9,61 @@ from ckptfmt.engine.load.decisions import Fill
 from ckptfmt.engine.load.filling import Filling, takes_all
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.plan import align_down, align_up
-from ckptfmt.engine.read import StoredBox, check_chunk
+from ckptfmt.engine.read import StoredBox
 from ckptfmt.engine.touch import address_of
-from ckptfmt.engine.transfer import IO_THREADS, copy_memory, run_all
+from ckptfmt.engine.transfer import copy_memory, run_all
 from ckptfmt.format import checksum
 
 
-def fill_through_window(opened: Opened, fills: Sequence[Fill], changed: list[str]) -> None:
-    """Fill tensor by tensor. ``changed`` gets the path of each tensor into which bytes were put.
+def fill_through_window(opened: Opened, fills: Sequence[Fill], changed: list[str]) -> int:
+    """Fill tensor by tensor, and return how many bytes were read for that. ``changed`` gets the path of each tensor
+    into which bytes were put.
 
     Dense host tensors take verified chunks one by one through a window of one chunk a thread; for others (strided, on
-    a device, cast, or put together from parts of stored boxes) what they need is read first, for one at a time.
+    a device, cast, or put together from parts of stored boxes) what they need is read first, for those of one stored
+    tensor at a time: each of its chunks once.
     """
+    read_bytes = 0
+    with opened.noting_damage():
+        for together in _by_stored(fills):
+            first = together[0]
+            address = _dense_address(first)
+            if address is None:
+                read_bytes += _fill_at_once(opened, together, changed)
+                continue
+            try:
+                read_bytes += _fill_dense(opened, first.row.boxes[0], address, first.path, changed)
+            finally:
+                first.family.wrote_to([first.value])
+    return read_bytes
+
+
+def _by_stored(fills: Sequence[Fill]) -> list[list[Fill]]:
+    """Those that take the same stored tensor together, those that go through the window by themselves."""
+    groups: list[list[Fill]] = []
+    of_row: dict[tuple[str, int], list[Fill]] = {}
     for fill in fills:
         if not fill.row.nbytes:
             continue
-        address = None if fill.cast or not takes_all(fill) else fill.family.host_address(fill.value)
-        if address is None:
-            _fill_at_once(opened, fill, changed)
-            continue
-        try:
-            _fill_dense(opened, fill.row.boxes[0], address, fill.path, changed)
-        finally:
-            fill.family.wrote_to([fill.value])
+        row = (fill.row.name, fill.row.rank)
+        if _dense_address(fill) is not None:
+            groups.append([fill])
+        elif row in of_row:
+            of_row[row].append(fill)
+        else:
+            of_row[row] = [fill]
+            groups.append(of_row[row])
+    return groups
 
 
-def _fill_dense(opened: Opened, box: StoredBox, address: int, path: str, changed: list[str]) -> None:
+def _dense_address(fill: Fill) -> int | None:
+    """Where the whole of one stored box goes as it is; None where more is to be done."""
+    return None if fill.cast or not takes_all(fill) else fill.family.host_address(fill.value)
+
+
+def _fill_dense(opened: Opened, box: StoredBox, address: int, path: str, changed: list[str]) -> int:
     spans = list(enumerate(checksum.chunk_spans(box.nbytes, box.chunk_bytes)))
-    workers = min(IO_THREADS, len(spans))
+    workers = min(opened.nearest.threads([box.pack]), len(spans))
     window_bytes = align_up(min(box.chunk_bytes, box.nbytes)) + 2 * PAGE
     windows = [map_memory(window_bytes) for _ in range(workers)]
 
@@ -45,21 +72,23 @@ def _fill_dense(opened: Opened, box: StoredBox, address: int, path: str, changed
             offset = box.offset + inner
             start, stop = align_down(offset), min(align_up(offset + nbytes), box.pack_bytes)
             window = windows[number][: stop - start]
-            opened.site.backend.read_into(box.pack, start, window)
+            opened.nearest.fill(box.pack, start, window, [(box, index, offset, nbytes)])
             data = window[offset - start : offset - start + nbytes]
-            check_chunk(box, index, offset, data)
             _note(path, changed)
             copy_memory([(address + inner, address_of(data), nbytes)])
 
     run_all([lambda n=n: work(n) for n in range(workers)], threads=workers, name="ckptfmt-read")  # type: ignore[misc]
+    return box.nbytes
 
 
-def _fill_at_once(opened: Opened, fill: Fill, changed: list[str]) -> None:
-    filling = Filling([fill])
+def _fill_at_once(opened: Opened, fills: Sequence[Fill], changed: list[str]) -> int:
+    filling = Filling(fills)
     memory = filling.read(opened)
-    if filling.nbytes:
-        _note(fill.path, changed)
-        filling.fill(memory)
+    for fill in fills:
+        if 0 not in fill.size:
+            _note(fill.path, changed)
+    filling.fill(memory)
+    return filling.read_bytes
 
 
 def _note(path: str, changed: list[str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ckptfmt.errors import CatalogError, NotFound
 from ckptfmt.format.states import State
 from ckptfmt.ports.catalog import Catalog
-from ckptfmt.ports.coordination import Failure, PartReport, RankFailed, SaveRequest
+from ckptfmt.ports.coordination import Failure, PartReport, RankFailed, SaveRequest, StagedReport
 from ckptfmt.ports.records import GenerationRecord, LaunchRecord
 
 log = logging.getLogger("ckptfmt")
@@ -20,6 +20,7 @@ class Alone:
 
     pause = 0.02
     settles = True
+    asks_for_all = False
 
     def __init__(self, catalog: Catalog, launch: LaunchRecord, members: Sequence[int] = (0,)) -> None:
         self._catalog = catalog
@@ -62,6 +63,12 @@ class Alone:
         if now is None:
             raise NotFound(f"generation {row.id} (run {row.run!r}, step {row.step}) is gone from the catalog")
         return now
+
+    def staged(self, row: GenerationRecord, report: StagedReport) -> None:
+        self._catalog.report_rank(row.id, **dataclasses.asdict(report.staged()))
+
+    def progress(self, row: GenerationRecord, rank: int, nbytes: int) -> None:
+        self._catalog.report_progress(row.id, rank, nbytes)
 
     def report(self, row: GenerationRecord, part: PartReport) -> None:
         self._catalog.report_rank(row.id, **dataclasses.asdict(part.durable()))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import InvalidInput
 from ckptfmt.ports.coordination import Coordination, SaveRequest
 from ckptfmt.ports.records import LaunchRecord, RunRecord
+
+if TYPE_CHECKING:
+    from ckptfmt.engine.save.spreader import Spreader
+    from ckptfmt.engine.save.staging import Stager
 
 ReplicaCheck = Literal["full", "off"]
 
@@ -57,7 +61,8 @@ class Ranks:
         return range(self.world_size)
 
 
-ALONE = Ranks()
+ALONE: Final = Ranks()
+"""The ranks of a launch of one process."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,12 @@ class LaunchContext:
     ranks: Ranks
     coordination: Coordination
     commit_timeout: float
+    stager: Stager | None = None
+    """The stage that this rank writes to first."""
+    spreader: Spreader | None = None
+    """What brings commits to the replicas."""
+    bytes_max: int | None = None
+    """Of the packs of all generations of the run that are not deleted."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ path, type, element type, shape, address and flag is looked at anew, but only wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -123,6 +123,8 @@ class _Freezer:
         """One for each row, tied ones included."""
         self.per_rank: dict[str, tree.Node] = {}
         self.mesh: dict[str, int] = {}
+        self._coordinates: Mapping[str, int] | None = None
+        """Of the tensor before."""
 
     def leaf(self, path: str, value: Any) -> tree.Node | None:
         kind = type(value)
@@ -205,8 +207,11 @@ class _Freezer:
         name = self.leaves[-1].name
         for local, spec in others:
             self._further_box(path, f"{tag} box", FrozenLeaf(name, spec, family, local), node)
-        for dimension, coordinate in family.coordinates(value).items():
-            self.mesh.setdefault(dimension, coordinate)
+        coordinates = family.coordinates(value)
+        if coordinates is not self._coordinates:  # families have one object for each mesh, and a state few meshes
+            self._coordinates = coordinates
+            for dimension, coordinate in coordinates.items():
+                self.mesh.setdefault(dimension, coordinate)
         return node
 
     def _further_box(self, path: str, tag: str, leaf: FrozenLeaf, node: tree.Node) -> None:
@@ -232,7 +237,8 @@ class _Freezer:
             return self._new(path, value, owner, spec)
         if spec is None:
             kind = self._kind
-            spec = family.describe(value, path, known if known.kind == kind else None)
+            alike = known.kind == kind and not known.holders  # it was no box of a mesh
+            spec = family.describe(value, path, known if alike else None)
             if spec.kind != kind:
                 spec = replace(spec, kind=kind)
         if spec is not known and spec != known:

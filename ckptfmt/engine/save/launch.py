@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from ckptfmt.engine import process, protocol
+from ckptfmt.engine.leases import LEASE_SECONDS
 from ckptfmt.engine.save.boards import Looks
 from ckptfmt.engine.save.context import ALONE, Ranks
 from ckptfmt.engine.transfer import Heartbeat
@@ -19,7 +20,6 @@ from ckptfmt.ports.records import LaunchRecord, LaunchRequest
 
 log = logging.getLogger("ckptfmt")
 
-LEASE_SECONDS = 30.0
 JOIN_SECONDS = 4 * LEASE_SECONDS
 """How long a rank waits for its coordinator, which may wait for the lease of a dead job itself."""
 _POLL_SECONDS = 0.25

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -14,14 +15,29 @@ from ckptfmt.engine.save.context import Ranks
 from ckptfmt.errors import CatalogError, Conflict
 from ckptfmt.format.states import OPEN_STATES
 from ckptfmt.ports.catalog import Catalog
-from ckptfmt.ports.coordination import COMMON, STORE_GONE, Board, Body, Failure, PartReport, RankFailed, SaveRequest
+from ckptfmt.ports.coordination import (
+    COMMON,
+    STORE_GONE,
+    Board,
+    Body,
+    Failure,
+    PartReport,
+    RankFailed,
+    SaveRequest,
+    StagedReport,
+)
 from ckptfmt.ports.records import GenerationRecord, LaunchRecord
 
 T = TypeVar("T")
 
+_STAGED_SECONDS: Final = 2.0
+"""How often the coordinator looks who has staged: nobody waits for that."""
+
 
 class Messages(Alone):
     """The coordinator begins, notes all acknowledgements at once, and posts the verdict; the others read and post."""
+
+    asks_for_all = True
 
     def __init__(self, catalog: Catalog, launch: LaunchRecord, ranks: Ranks, board: Board) -> None:
         super().__init__(catalog, launch, ranks.members)
@@ -30,6 +46,9 @@ class Messages(Alone):
         self._ranks = ranks
         self._board = board
         self._kept = Kept()
+        self._staged_after = 0.0
+        self._noted: dict[int, set[int]] = {}
+        """By save, while it is gathered: the ranks whose stage the catalog knows of."""
 
     def decide(self, request: SaveRequest, *, busy: bool) -> bool | None:
         """The coordinator decides. Nobody waits for the catalog, which is only told of it."""
@@ -64,11 +83,19 @@ class Messages(Alone):
         return row
 
     def opened(self, row: GenerationRecord) -> None:
-        self._kept.add(row.save_number, "begun", "part", "verdict")
+        self._kept.add(row.save_number, "begun", "staged", "part", "verdict")
         self._post(save_topic(row.save_number, "begun"), COMMON, _body(row))
 
     def look(self, row: GenerationRecord) -> GenerationRecord:
         return super().look(row) if self._ranks.is_coordinator else self.verdict(row) or row
+
+    def staged(self, row: GenerationRecord, report: StagedReport) -> None:
+        self._post(save_topic(row.save_number, "staged"), report.rank, dataclasses.asdict(report))
+
+    def progress(self, row: GenerationRecord, rank: int, nbytes: int) -> None:
+        """Messages are made once: only the coordinator's own is told."""
+        if self._ranks.is_coordinator:
+            super().progress(row, rank, nbytes)
 
     def report(self, row: GenerationRecord, part: PartReport) -> None:
         self._post(save_topic(row.save_number, "part"), part.rank, dataclasses.asdict(part))
@@ -107,9 +134,23 @@ class Messages(Alone):
             raise RankFailed(Failure(**fault))
         parts = self._board.complete(save_topic(row.save_number, "part"), self._members)
         if parts is None:
+            self._note_staged(row)
             return False
+        self._noted.pop(row.save_number, None)
         self._catalog.report_ranks(row.id, [PartReport(**body).durable() for body in parts.values()])
         return True
+
+    def _note_staged(self, row: GenerationRecord) -> None:
+        """Tell the catalog who has staged since the last look: should this launch end here, somebody will ask."""
+        if time.monotonic() < self._staged_after:
+            return
+        self._staged_after = time.monotonic() + _STAGED_SECONDS
+        noted = self._noted.setdefault(row.save_number, set())
+        unknown = [rank for rank in self._members if rank not in noted]
+        found = self._board.peek(save_topic(row.save_number, "staged"), unknown)
+        if found:
+            self._catalog.report_ranks(row.id, [StagedReport(**body).staged() for body in found.values()])
+            noted.update(found)
 
     def silent(self, row: GenerationRecord) -> list[int]:
         heard = self._board.peek(save_topic(row.save_number, "part"), self._members)
@@ -121,7 +162,7 @@ class Messages(Alone):
             self._kept.forget(row.save_number, self._remove)
 
     def _remove(self, n: int, what: str) -> None:
-        self._board.forget(save_topic(n, what), self._members if what == "part" else [COMMON])
+        self._board.forget(save_topic(n, what), self._members if what in ("staged", "part") else [COMMON])
 
     def verdict(self, row: GenerationRecord) -> GenerationRecord | None:
         try:

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapreplace
-from typing import Final
 
 from ckptfmt.engine.plan import Roles
 from ckptfmt.engine.save.context import Ranks
 from ckptfmt.ports.arrays import LeafKind, LeafSpec
-
-ALONE: Final = Ranks()
-"""The ranks of a launch of one process."""
 
 
 def roles_of(leaves: Sequence[tuple[str, LeafSpec]], ranks: Ranks) -> Roles:

@@ -40,9 +40,14 @@ class Written:
     retries: int
 
 
+def packs_bytes(snapshot: Snapshot) -> int:
+    """Bytes of the packs that this rank writes."""
+    return sum(pack.nbytes for pack in snapshot.plan.packs if not pack.claims)
+
+
 def check_space(backend: Backend, snapshot: Snapshot) -> None:
     """Raise ``OutOfSpace`` before the first byte is written if the packs cannot fit."""
-    needed = sum(pack.nbytes for pack in snapshot.plan.packs if not pack.claims)
+    needed = packs_bytes(snapshot)
     free = backend.space()
     if free is not None and needed > free:
         raise OutOfSpace(
@@ -62,12 +67,13 @@ def write_packs(
     give_up: Callable[[], None],
     passing: Callable[[BackendError], None],
     begins: Callable[[str], object] = lambda name: None,
+    elsewhere: bool = False,
 ) -> Written:
     """Write all packs into ``folder``, and take the digests of what other ranks write.
 
     ``give_up`` is asked between units; it raises to stop the work. ``passing`` is told each error after which a pack is
     written again, and ``begins`` the name of each pack that is begun. After an error nothing more of the snapshot is
-    written: it is dropped.
+    written: it is dropped, unless there is somewhere ``elsewhere`` that it may be written to.
     """
     began = time.perf_counter()
     digests = [[b""] * checksum.chunk_count(spec.nbytes, checksum.CHUNK_BYTES) for _, spec in snapshot.names_and_specs]
@@ -86,7 +92,8 @@ def write_packs(
             packs.append(WrittenPack(name, planned.nbytes, len(planned.header), planned.header_digest))
             retries += attempts - 1
     except BaseException as error:
-        snapshot.drop(error)
+        if not elsewhere:
+            snapshot.drop(error)
         raise
     return Written(tuple(packs), digests, time.perf_counter() - began, retries)
 

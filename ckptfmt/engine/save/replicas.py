@@ -19,6 +19,8 @@ from ckptfmt.ports.arrays import ArrayFamily, Capture, LeafSpec, wait_all
 HASHED_BYTES_MIN: Final = 64 << 10
 """Smaller ones are frozen like all else, and hashed in the background: a copy costs less than a call."""
 _BATCH_BYTES: Final = 16 << 20
+"""What one thread hashes at a time: some half a millisecond, so that threads end together, and handing it out costs
+nothing beside it."""
 
 Digests = dict[int, list[bytes]]
 
@@ -40,17 +42,18 @@ class _Filling(NamedTuple):
     half: memoryview
 
 
-def hashed_at_once(leaves: Sequence[tuple[str, LeafSpec]], roles: plans.Roles) -> tuple[frozenset[int], int]:
+def comparison_of(leaves: Sequence[tuple[str, LeafSpec]], roles: plans.Roles) -> plans.Comparison:
     """Which claims are hashed when the snapshot is taken, and the memory in bytes through which they pass."""
     chosen = frozenset([leaf for leaf in roles.claims if leaves[leaf][1].nbytes >= HASHED_BYTES_MIN])
     specs = [leaves[leaf][1] for leaf in chosen]
     if all(spec.address is not None for spec in specs):
-        return chosen, 0
-    return chosen, 2 * min(plans.WINDOW_BYTES // 2, plans.align_up(sum(spec.nbytes for spec in specs)))
+        return plans.Comparison(hashed=chosen)
+    half = min(plans.HASH_WINDOW_BYTES // 2, plans.align_up(sum(spec.nbytes for spec in specs)))
+    return plans.Comparison(hashed=chosen, window_bytes=2 * half)
 
 
 def take_digests(leaves: Sequence[FrozenLeaf], chosen: Collection[int], window: memoryview) -> Digests:
-    """Return the digests of the chunks of the ``chosen`` leaves; ``window`` is as large as ``hashed_at_once`` says.
+    """Return the digests of the chunks of the ``chosen`` leaves; ``window`` is as large as ``comparison_of`` says.
 
     Raises what a device raised, once it no longer writes to the window.
     """

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ckptfmt.engine import protocol
+from ckptfmt.engine.save.admission import admit
 from ckptfmt.engine.save.alone import ended
 from ckptfmt.engine.save.boards import Looks
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
 from ckptfmt.engine.save.outcome import as_data, find_verdict, free_space, is_store_gone, tell, with_fence, words
-from ckptfmt.engine.save.parts import make_part
 from ckptfmt.engine.save.patience import Patience
-from ckptfmt.engine.save.persist import check_space, write_packs
 from ckptfmt.engine.save.progress import Earlier, Listener
 from ckptfmt.engine.save.snapshot import Snapshot
 from ckptfmt.engine.save.waiting import await_verdict, follow, gather
-from ckptfmt.errors import CatalogError, CkptError, Conflict, Fenced, NotFound, OutcomeUnknown, SaveFailed
+from ckptfmt.engine.save.writing import Share, Writing
+from ckptfmt.errors import CatalogError, CkptError, Conflict, OutcomeUnknown, SaveFailed
 from ckptfmt.format import layout
-from ckptfmt.format.manifest import manifest_digest
-from ckptfmt.format.part import encode_part
 from ckptfmt.format.states import State
-from ckptfmt.ports.coordination import Failure, PartReport, RankFailed
+from ckptfmt.ports.coordination import Failure, RankFailed
 from ckptfmt.ports.records import GenerationRecord
 
 log = logging.getLogger("ckptfmt")
@@ -31,6 +29,7 @@ class SaveSession:
     """Takes one snapshot through C1 to C5. ``run`` never raises: the listener gets the outcome.
 
     ``earlier`` are the saves of this launch that are still in flight: this one is merged after their verdicts.
+    ``freed`` is told, once, when the snapshot's memory may be used anew.
     """
 
     def __init__(
@@ -40,6 +39,7 @@ class SaveSession:
         snapshot: Snapshot,
         listener: Listener,
         earlier: Sequence[Earlier] = (),
+        freed: Callable[[], None] = lambda: None,
     ) -> None:
         self._context = context
         self._order = order
@@ -47,6 +47,8 @@ class SaveSession:
         self._listener = listener
         self._request = order.request(context.commit_timeout * (1 + len(earlier)))
         self._earlier = tuple(earlier)
+        self._freed = freed
+        self._share: Share | None = None
         self._row: GenerationRecord | None = None
         self._names: list[str] = []
         """Of the objects that this rank has begun, in the generation's folder."""
@@ -65,6 +67,17 @@ class SaveSession:
             self._let_go()
             outcome = self._outcome(error)
         self._report(outcome)
+        self._leave_behind()
+
+    def _leave_behind(self) -> None:
+        """What stays of this save, now that its verdict is told: nothing of it can fail the save."""
+        context, row, share = self._context, self._row, self._share
+        if row is None:
+            return
+        if context.spreader is not None and share is not None and row.proven_at is not None:
+            context.spreader.add(row, share.part, share.sources)
+        if context.stager is not None:
+            context.stager.keeper.settled(row)
 
     def _let_go(self) -> None:
         """The snapshot's memory is free from here on, also of copies that a device has still to make."""
@@ -74,6 +87,7 @@ class SaveSession:
                 snapshot.wait()
             except Exception as error:  # the save has written everything, or has failed for this very reason
                 log.warning("run %r: copies from a device failed late: %s", self._context.run.name, error)
+            self._freed()
 
     def _report(self, outcome: GenerationRecord | SaveFailed) -> None:
         if isinstance(outcome, SaveFailed):
@@ -85,10 +99,10 @@ class SaveSession:
     def _commit(self) -> GenerationRecord:
         row = self._begin()
         self._listener.began(row.id)
+        if self._snapshot is not None:
+            admit(self._context, row, self._snapshot, self._patience)
         self._stage = "persist"
         self._persist(row)
-        self._let_go()
-        self._listener.advance("staged")
         self._stage = "merge"
         return self._conclude(row) if self._context.ranks.is_coordinator else self._follow(row)
 
@@ -111,52 +125,16 @@ class SaveSession:
 
     def _persist(self, row: GenerationRecord) -> None:
         """C2: packs, part, acknowledgement."""
-        context, order, snapshot, patience = self._context, self._order, self._snapshot, self._patience
+        snapshot = self._snapshot
         if snapshot is None:
             raise AssertionError("the snapshot is gone before it was written")
-        backend, rank = context.site.backend, context.ranks.rank
-        self._check_still_writing(row)
-        patience.repeat(lambda: check_space(backend, snapshot))
-        try:
-            written = write_packs(
-                backend,
-                self.folder,
-                rank,
-                snapshot,
-                give_up=patience.give_up,
-                passing=patience.remember,
-                begins=self._names.append,
-            )
-        except NotFound as error:
-            raise Fenced(
-                f"the folder of generation {row.id} (run {row.run!r}) is gone: a newer launch has taken the run"
-            ) from error
-        stall = snapshot.stall()  # waits for deferred copies, and raises if they are not to be used
-        part = make_part(
-            snapshot,
-            written,
-            key=order.key,
-            step=order.step,
-            launch_digest=layout.launch_digest(context.launch.token),
-            save_number=order.n,
-            ranks=context.ranks,
-            created_at=order.created_at,
-        )
-        stored = encode_part(part)
-        self._check_still_writing(row)
-        name = layout.part_name(rank)
-        self._names.append(name)
-        patience.repeat(lambda: backend.create(f"{self.folder}/{name}", stored))
-        report = PartReport(
-            rank=rank,
-            part_name=name,
-            part_digest=manifest_digest(stored),
-            nbytes=snapshot.plan.tensor_bytes,
-            stall_seconds=stall,
-            write_seconds=written.seconds,
-            retries=written.retries,
-        )
-        patience.repeat(lambda: context.coordination.report(row, report))
+        writing = Writing(self._context, self._order, row, self._patience, self._names.append)
+        self._share = writing.run(snapshot, self._staged)
+
+    def _staged(self) -> None:
+        """The snapshot's memory is needed no longer."""
+        self._let_go()
+        self._listener.advance("staged")
 
     def _conclude(self, row: GenerationRecord) -> GenerationRecord:
         """C3 to C5: the coordinator's."""
@@ -171,14 +149,15 @@ class SaveSession:
         self._stage = "commit"
         row = self._row = protocol.commit(site, row, fence=fence, until=patience.until, noted=patience.remember)
         self._stage = "prove"
-        proven = protocol.prove(site, row)
+        proven = self._row = protocol.prove(site, row)
         self._announce(proven)
         return proven
 
     def _follow(self, row: GenerationRecord) -> GenerationRecord:
         """C3 to C5 are the coordinator's: its verdict is this rank's."""
         self._await_turn()
-        return follow(self._context, row, self._patience)
+        row = self._row = follow(self._context, row, self._patience)
+        return row
 
     def _announce(self, row: GenerationRecord) -> None:
         if self._context.ranks.is_coordinator:
@@ -195,12 +174,6 @@ class SaveSession:
             self._patience.pause_for(wait)
         finally:
             self._earlier = ()
-
-    def _check_still_writing(self, row: GenerationRecord) -> None:
-        """A rank that finds its generation no longer ``writing`` stops."""
-        now = self._patience.repeat(lambda: self._context.coordination.look(row))
-        if now.state is not State.WRITING:
-            raise ended(now)
 
     # -- when it goes wrong ---------------------------------------------------------------------
     def call_off(self, cause: BaseException) -> None:
@@ -257,6 +230,7 @@ class SaveSession:
             advice = "see `ckptfmt inspect`, `ckptfmt recover`"
             text = f"{words(error)}; whether it was committed is unknown: {unreachable}; {advice}"
             return self._chained(OutcomeUnknown, text, error)
+        self._row = now
         if now.commit_seq is not None:
             # The watchdog must not touch storage: that is what hangs. recover finishes a proof that is pending.
             done = now.proven_at is not None or now.state is not State.COMMITTED or self._patience.expired

@@ -8,7 +8,7 @@ import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.collector import held_back
@@ -16,6 +16,8 @@ from ckptfmt.engine.families import Families
 from ckptfmt.engine.patterns import Patterns, as_patterns, matches
 from ckptfmt.engine.plan import (
     ALL_WRITTEN,
+    IN_BACKGROUND,
+    NOT_COMPARED,
     PackPlan,
     SavePlan,
     Signature,
@@ -24,12 +26,12 @@ from ckptfmt.engine.plan import (
     make_plan,
     signature_of,
 )
-from ckptfmt.engine.save.context import Ranks
+from ckptfmt.engine.save.context import ALONE, Ranks
 from ckptfmt.engine.save.copies import Copies, Move, UnderWay
 from ckptfmt.engine.save.deferral import Deferral, Watch, watch_owned
 from ckptfmt.engine.save.freeze import FrozenTree, Seen, freeze_metadata, freeze_tree
-from ckptfmt.engine.save.owners import ALONE, roles_of
-from ckptfmt.engine.save.replicas import Digests, hashed_at_once, take_digests
+from ckptfmt.engine.save.owners import roles_of
+from ckptfmt.engine.save.replicas import Digests, comparison_of, take_digests
 from ckptfmt.engine.save.window import Window
 from ckptfmt.engine.transfer import copy_memory
 from ckptfmt.errors import CkptError
@@ -39,15 +41,24 @@ from ckptfmt.ports.arrays import wait_all
 log = logging.getLogger("ckptfmt")
 
 
+class Manner(TypedDict, total=False):
+    """How a state is saved: what ``Planner.plan`` is told beside the state."""
+
+    ranks: Ranks
+    sync: Patterns | None
+    host_bytes_max: int | None
+    deferred: bool
+
+
 class Planner:
-    """Keeps what the last save has seen, and the plans of that structure, one for each way to save it."""
+    """Keeps what the last save has seen, and the plans of that structure, one for each manner to save it."""
 
     def __init__(self) -> None:
         self._seen: Seen | None = None
         self._ranks: Ranks | None = None
         self._signature: Signature = ()
         self._roles = ALL_WRITTEN
-        self._at_once: tuple[frozenset[int], int] = (frozenset(), 0)
+        self._at_once = IN_BACKGROUND
         self._plans: dict[tuple[Hashable, ...], SavePlan] = {}
 
     def freeze(self, state: Any, families: Families) -> FrozenTree:
@@ -58,36 +69,41 @@ class Planner:
         frozen: FrozenTree,
         *,
         ranks: Ranks = ALONE,
-        sync: frozenset[int] = frozenset(),
+        sync: Patterns | None = None,
         host_bytes_max: int | None = None,
         deferred: bool = False,
     ) -> SavePlan:
-        """``sync`` are the leaves to be written while training is blocked, by index. If ``deferred``, training shall
-        not be blocked for what may be copied later."""
-        named = frozen.seen.named
-        if frozen.seen is not self._seen or ranks is not self._ranks:
-            signature = signature_of(named)
-            if self._signature != signature:
-                self._signature, self._plans, self._ranks = signature, {}, None
-            if len(ranks.members) > 1 or ranks is not self._ranks:  # who holds a box, too, is no part of the signature
-                self._roles = roles_of(named, ranks)
-                self._at_once = hashed_at_once(named, self._roles)
-            self._seen, self._ranks = frozen.seen, ranks
-        compared = ranks.replica_check == "full"
-        hashed, window = self._at_once if compared and not deferred else (frozenset[int](), 0)
-        key = (sync, host_bytes_max, self._roles, compared, hashed, window)
+        """What several of ``ranks`` hold is written by one of them; of the others' copies only the digests are taken.
+        Tensors whose names match ``sync`` are not held in memory but written while training is blocked. With a
+        ``host_bytes_max`` (bytes) below the state nothing is held whole: what is written makes room for the rest. If
+        ``deferred``, training shall not be blocked for what may be copied later.
+
+        Raises ``InvalidInput`` for patterns or limits that cannot be meant."""
+        check_host_bytes_max(host_bytes_max)
+        chosen = _chosen(frozen, as_patterns(sync, "sync"))
+        self._follow(frozen.seen, ranks)
+        comparison = IN_BACKGROUND if deferred else self._at_once
+        if ranks.replica_check == "off":
+            comparison = NOT_COMPARED
+        key = (chosen, host_bytes_max, self._roles, comparison)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = make_plan(
-                named,
-                sync=sync,
-                host_bytes_max=host_bytes_max,
-                roles=self._roles,
-                compared=compared,
-                hashed=hashed,
-                hash_window_bytes=window,
+                frozen.seen.named, sync=chosen, host_bytes_max=host_bytes_max, roles=self._roles, comparison=comparison
             )
         return plan
+
+    def _follow(self, seen: Seen, ranks: Ranks) -> None:
+        """Share out anew who writes what, if the structure or the ranks differ from those of the last save."""
+        if seen is self._seen and ranks is self._ranks:
+            return
+        signature = signature_of(seen.named)
+        if self._signature != signature:
+            self._signature, self._plans, self._ranks = signature, {}, None
+        if ranks is not self._ranks:
+            self._roles = roles_of(seen.named, ranks)
+            self._at_once = comparison_of(seen.named, self._roles)
+        self._seen, self._ranks = seen, ranks
 
 
 class Snapshot:
@@ -227,6 +243,10 @@ class Snapshot:
         """Whether a pack that failed can be written again: all its bytes must still be here."""
         return self._window.rewind(planned.units)
 
+    def rewind_all(self) -> bool:
+        """Whether all packs can be written once more, to another place."""
+        return all(self.rewind(planned) for planned in self.plan.packs)
+
     def drop(self, cause: BaseException | None = None) -> None:
         """Nobody will write what has not been written yet: lets go of whoever waits for room or for ``freeze``."""
         if not self._frozen.is_set():
@@ -245,43 +265,36 @@ class Snapshot:
         finally:
             if self.deferral is not None:
                 self.deferral.settle()
+            self._memory = memoryview(b"")  # the arena may be another snapshot's from here on
 
 
 def take_snapshot(
-    state: Any,
-    metadata: Any,
-    *,
-    families: Families,
-    planner: Planner,
-    arena: Arena,
-    ranks: Ranks = ALONE,
-    sync: Patterns | None = None,
-    host_bytes_max: int | None = None,
-    deferred: bool = False,
+    state: Any, metadata: Any, *, families: Families, planner: Planner, arena: Arena, **manner: Unpack[Manner]
 ) -> Snapshot:
     """Begin the snapshot of ``state`` and ``metadata``. ``Snapshot.freeze``, once the writer runs, ends it.
 
-    What several of ``ranks`` hold is written by one of them; of the others' copies only the digests are taken.
-    Tensors whose names match ``sync`` are not held in memory but written while training is blocked. With a
-    ``host_bytes_max`` (bytes) below the state nothing is held whole: what is written makes room for the rest.
-    If ``deferred``, what optimizers own may still have to be copied: ``Snapshot.deferral`` does that.
+    The ``manner`` is what ``Planner.plan`` takes. If ``deferred``, what optimizers own may still have to be copied:
+    ``Snapshot.deferral`` does that.
     Raises ``UnsupportedValue`` (path and type), ``InvalidInput`` for patterns or limits that cannot be meant, or
     ``OutOfSpace`` when host memory cannot hold the snapshot.
     """
     began = time.perf_counter()
-    patterns = as_patterns(sync, "sync")
-    check_host_bytes_max(host_bytes_max)
     with held_back():
         frozen = planner.freeze(state, families)
         frozen_metadata = freeze_metadata(metadata)
-        chosen = _chosen(frozen, patterns)
-        plan = planner.plan(frozen, ranks=ranks, sync=chosen, host_bytes_max=host_bytes_max, deferred=deferred)
+        plan = planner.plan(frozen, **manner)
         if plan.passing:
             arena.trim(plan.arena_bytes)
         arena.reserve(plan.arena_bytes)
         snapshot = Snapshot(frozen, frozen_metadata, plan, arena, began)
-        snapshot.take(watch_owned(frozen.leaves, frozen.owners, families) if deferred else {})
+        snapshot.take(watch_owned(frozen.leaves, frozen.owners, families) if manner.get("deferred") else {})
     return snapshot
+
+
+def plan_state(state: Any, *, families: Families, planner: Planner, **manner: Unpack[Manner]) -> SavePlan:
+    """Plan a state without copying it, so that the arena can be mapped and touched ahead of the first save. The
+    ``manner`` is what ``Planner.plan`` takes."""
+    return planner.plan(planner.freeze(state, families), **manner)
 
 
 def _chosen(frozen: FrozenTree, patterns: Sequence[str] | None) -> frozenset[int]:
@@ -295,20 +308,3 @@ def _chosen(frozen: FrozenTree, patterns: Sequence[str] | None) -> frozenset[int
     if not chosen:
         log.warning("sync=%r matches no tensor of this state: all of it is held in host memory", patterns)
     return chosen
-
-
-def plan_state(
-    state: Any,
-    *,
-    families: Families,
-    planner: Planner,
-    ranks: Ranks = ALONE,
-    sync: Patterns | None = None,
-    host_bytes_max: int | None = None,
-    deferred: bool = False,
-) -> SavePlan:
-    """Plan a state without copying it, so that the arena can be mapped and touched ahead of the first save."""
-    check_host_bytes_max(host_bytes_max)
-    frozen = planner.freeze(state, families)
-    chosen = _chosen(frozen, as_patterns(sync, "sync"))
-    return planner.plan(frozen, ranks=ranks, sync=chosen, host_bytes_max=host_bytes_max, deferred=deferred)

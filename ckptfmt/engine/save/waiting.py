@@ -13,6 +13,7 @@ from ckptfmt.engine.save.context import LaunchContext, SaveOrder
 from ckptfmt.engine.save.outcome import as_data, tell
 from ckptfmt.engine.save.patience import Patience
 from ckptfmt.errors import CatalogError, CkptError, SaveFailed
+from ckptfmt.format.naming import ranks_shown
 from ckptfmt.format.states import State
 from ckptfmt.ports.coordination import Failure, RankFailed, SaveRequest
 from ckptfmt.ports.records import GenerationRecord
@@ -22,7 +23,6 @@ log = logging.getLogger("ckptfmt")
 _MARGIN_SECONDS: Final = 15.0
 _PROOF_SECONDS: Final = 5.0
 """How long the coordinator has for C5 before another rank does it: it gives up after less."""
-_NAMED: Final = 16
 
 
 def margin(commit_timeout: float) -> float:
@@ -128,9 +128,7 @@ def _silence(context: LaunchContext, row: GenerationRecord) -> RankFailed:
         return RankFailed(Failure(context.ranks.coordinator, "merge", "", f"it did not commit {limit}"))
     text = f"it did not acknowledge its part {limit}"
     if len(silent) > 1:
-        rest_of = ", ".join(map(str, silent[1:_NAMED]))
-        more = f" and {len(silent) - _NAMED} more" if len(silent) > _NAMED else ""
-        text += f"; nor did ranks {rest_of}{more}"
+        text += f"; nor did {ranks_shown(silent[1:])}"
     return RankFailed(Failure(silent[0], "persist", "", text))
 
 

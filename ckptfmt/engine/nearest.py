@@ -1,0 +1,267 @@
+"""Where the bytes of packs come from: each range from the nearest tier that has it (spec/tiers.md, "Reading").
+
+Nothing that differs from its digest is used: such a chunk is read once more, and then from the next copy, by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ckptfmt.engine import protocol
+from ckptfmt.engine.read import GAP_BYTES, Chunk, check_chunk
+from ckptfmt.engine.readlog import ReadLog
+from ckptfmt.engine.repairs import Repairs
+from ckptfmt.engine.site import Site
+from ckptfmt.engine.tiers import Tier
+from ckptfmt.engine.transfer import IO_THREADS
+from ckptfmt.errors import BackendError, CkptError, Corrupt, NotFound
+from ckptfmt.format.manifest import Manifest
+from ckptfmt.format.tables import PackRow
+from ckptfmt.ports.backend import Backend, CachedRange
+
+log = logging.getLogger("ckptfmt")
+
+RETRIES: Final = 2
+"""How often a chunk that differs from its digest is read once more from the same copy: it may have been damaged on its
+way."""
+_DISTANT_THREADS: Final = 16
+"""Requests in flight where each waits for a round trip."""
+_DISTANT_GAP_BYTES: Final = 1 << 20
+"""A request there costs more than so many bytes."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An object that should hold the bytes of a pack."""
+
+    tier: Tier
+    key: str
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return self.tier.uuid, self.key
+
+
+def by_nearness(site: Site) -> tuple[Tier, ...]:
+    """All tiers of a repository: its stage, places on local file systems, the durable tier, other replicas."""
+    durable = Tier(site.repository, "durable", site.backend)
+    return tuple(
+        sorted(
+            (durable, *site.tiers.every()),
+            key=lambda tier: (tier.role != "stage", not tier.backend.traits.local, tier.role != "durable"),
+        )
+    )
+
+
+class Nearest:
+    """Reads the packs of one generation. Thread-safe."""
+
+    def __init__(self, site: Site) -> None:
+        self.tiers = by_nearness(site)
+        self.log = ReadLog(self.tiers)
+        self.repairs = Repairs()
+        self._lock = threading.Lock()
+        self._doubtful: set[tuple[str, str]] = set()
+        """Copies that could not be read: tried last from then on."""
+
+    # -- what is there -------------------------------------------------------------------------
+    def require(self, folder: str, manifest: Manifest) -> None:
+        """Every pack is on some tier with its length. Raises what ``protocol.check_packs`` does for the durable tier;
+        farther ones are asked only for what nearer ones lack."""
+        left: Sequence[PackRow] = manifest.packs
+        durable: dict[str, CkptError] = {}
+        for tier in self.tiers:
+            faults = self._faults(tier, folder, manifest, left)
+            if tier.role == "durable":
+                durable = faults
+            left = [pack for pack in left if protocol.pack_key(folder, pack) in faults]
+            if not left:
+                return
+        missing = {protocol.pack_key(folder, pack) for pack in left}
+        first = next((fault for key, fault in durable.items() if key in missing))
+        if isinstance(first, BackendError):  # says nothing of single packs
+            raise first
+        protocol.raise_faults({key: fault for key, fault in durable.items() if key in missing})
+
+    def _faults(self, tier: Tier, folder: str, manifest: Manifest, packs: Sequence[PackRow]) -> dict[str, CkptError]:
+        """Those of ``packs`` that ``tier`` does not hold with their length, nor a repair of them."""
+        try:
+            faults = protocol.pack_faults(tier.backend, folder, manifest, packs)
+        except BackendError as error:
+            faults = {protocol.pack_key(folder, pack): error for pack in packs}
+        for pack in packs:
+            key = protocol.pack_key(folder, pack)
+            if key in faults:
+                repaired = self._is_repaired(tier, key, pack.nbytes)
+                self._doubt(Copy(tier, key))
+                self.log.wrong(tier, key, faults[key], moved_on=repaired or len(self.tiers) > 1)
+                if repaired:
+                    del faults[key]
+        return faults
+
+    def _is_repaired(self, tier: Tier, key: str, nbytes: int) -> bool:
+        for repaired in self.repairs.of(tier, key):
+            try:
+                if tier.backend.head(repaired).nbytes == nbytes:
+                    return True
+            except (NotFound, BackendError):
+                continue
+        return False
+
+    # -- reading -------------------------------------------------------------------------------
+    def threads(self, packs: Iterable[str]) -> int:
+        """How many threads read ``packs`` best."""
+        return max((self.threads_on(self._first(pack).tier) for pack in packs), default=IO_THREADS)
+
+    @staticmethod
+    def threads_on(tier: Tier) -> int:
+        """How many threads read from ``tier`` best."""
+        return _DISTANT_THREADS if tier.backend.traits.distant else IO_THREADS
+
+    def gap_bytes(self, pack: str) -> int:
+        """Wanted ranges of ``pack`` closer than this are read through: one request costs more than what is between."""
+        return _DISTANT_GAP_BYTES if self._first(pack).tier.backend.traits.distant else GAP_BYTES
+
+    def map_cached(self, pack: str, offset: int, memory: memoryview) -> CachedRange | None:
+        """``Backend.map_cached`` of the copy that would be read."""
+        copy = self._first(pack)
+        try:
+            return copy.tier.backend.map_cached(copy.key, offset, memory)
+        except (BackendError, NotFound, Corrupt):
+            if len(self.tiers) == 1:
+                raise
+            return None  # whoever reads it moves on to another tier
+
+    def shown(self, pack: str, nbytes: int) -> None:
+        """Bytes of what ``map_cached`` gave were compared with their digests."""
+        self.log.read(self._first(pack).tier, nbytes)
+
+    def fill(self, pack: str, start: int, target: memoryview, chunks: Sequence[Chunk], *, verify: bool = True) -> None:
+        """Fill ``target`` from ``start`` on, so that ``chunks``, which lie in that range of ``pack``, are what their
+        digests say. Without ``verify`` from the first copy that can be read.
+
+        ``Corrupt`` naming tensor, object and offset, ``NotFound`` or ``BackendError`` if no copy has them: what is
+        wrong with that on the durable tier, and which others were tried.
+        """
+        wrong: list[tuple[Copy, CkptError]] = []
+        left = chunks
+        for copy in self._copies(pack):
+            had = left
+            left, error = self._take(copy, start, target, had, whole=len(had) == len(chunks), verify=verify)
+            self.log.read(copy.tier, _nbytes(had) - _nbytes(left))
+            if error is not None:
+                wrong.append((copy, error))
+            if not left:
+                break
+        for copy, error in wrong:
+            if not _differs(error):  # a damaged chunk is no reason to read all others from farther away
+                self._doubt(copy)
+            self.log.wrong(copy.tier, copy.key, error, moved_on=not left)
+        if left:
+            self.repairs.forget()
+            raise _told(wrong)
+
+    def _take(
+        self, copy: Copy, start: int, target: memoryview, chunks: Sequence[Chunk], *, whole: bool, verify: bool
+    ) -> tuple[Sequence[Chunk], CkptError | None]:
+        """Read the whole range, or each of ``chunks`` by itself; return those that this copy lacks, and why."""
+        if whole:
+            try:
+                _read(copy, start, target)
+            except (BackendError, NotFound, Corrupt) as error:
+                return chunks, error
+            if not verify:
+                return (), None
+        left: list[Chunk] = []
+        first: CkptError | None = None
+        for chunk in chunks:
+            _, _, offset, nbytes = chunk
+            wrong = self._settle(copy, chunk, target[offset - start : offset - start + nbytes], is_read=whole)
+            if wrong is not None:
+                left.append(chunk)
+                first = first or wrong
+        return left, first
+
+    def _settle(self, copy: Copy, chunk: Chunk, data: memoryview, *, is_read: bool) -> CkptError | None:
+        """Compare a chunk with its digest; while it differs, read it once more. Returns what is wrong in the end."""
+        box, number, offset, _ = chunk
+        differs: CkptError | None = None
+        for attempt in range(1 + RETRIES):
+            if attempt or not is_read:
+                try:
+                    _read(copy, offset, data)
+                except (BackendError, NotFound, Corrupt) as error:
+                    return error
+            try:
+                check_chunk(box, number, offset, data)
+            except Corrupt as error:
+                differs = error
+                continue
+            if differs is not None:
+                self.log.read_again(copy.tier, differs, attempt)
+            return None
+        return differs
+
+    # -- copies --------------------------------------------------------------------------------
+    def _copies(self, pack: str) -> Iterator[Copy]:
+        """Nearest first. Repairs of a copy follow it, and are looked for only by who gets that far; what could not be
+        read before comes last."""
+        doubtful = []
+        for tier in self.tiers:
+            copy = Copy(tier, pack)
+            if self._is_doubtful(copy):
+                doubtful.append(copy)
+            else:
+                yield copy
+            for key in self.repairs.of(tier, pack):
+                copy = Copy(tier, key)
+                if self._is_doubtful(copy):
+                    doubtful.append(copy)
+                else:
+                    yield copy
+        yield from doubtful
+
+    def _first(self, pack: str) -> Copy:
+        return next(self._copies(pack))
+
+    def _is_doubtful(self, copy: Copy) -> bool:
+        with self._lock:
+            return copy.identity in self._doubtful
+
+    def _doubt(self, copy: Copy) -> None:
+        with self._lock:
+            self._doubtful.add(copy.identity)
+
+
+def _differs(error: CkptError) -> bool:
+    """Whether bytes were read and are not what their digest says, other than that too few are there."""
+    return isinstance(error, Corrupt) and error.kind == Corrupt.default_kind
+
+
+def _read(copy: Copy, start: int, target: memoryview) -> None:
+    """In two where the range begins inside a block: the blocks by themselves take the backend's fast path."""
+    backend: Backend = copy.tier.backend
+    head = -start % backend.traits.alignment
+    if head and len(target) > head + backend.traits.alignment:
+        backend.read_into(copy.key, start, target[:head])
+        backend.read_into(copy.key, start + head, target[head:])
+    else:
+        backend.read_into(copy.key, start, target)
+
+
+def _nbytes(chunks: Sequence[Chunk]) -> int:
+    return sum(nbytes for *_, nbytes in chunks)
+
+
+def _told(wrong: Sequence[tuple[Copy, CkptError]]) -> CkptError:
+    """What the durable tier said, which alone decides, with the other places that were tried."""
+    of_durable = [error for copy, error in wrong if copy.tier.role == "durable"]
+    error = of_durable[0] if of_durable else wrong[0][1]
+    others = [f"{copy.tier.name}: {other.kind}" for copy, other in wrong if other is not error]
+    if others:
+        error.message += f"; tried in vain as well: {', '.join(others)}"
+    return error

@@ -1,0 +1,131 @@
+"""Replicas get what is committed, one generation after the other, beside training. Nothing here fails a save."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ckptfmt.engine import spread, verdicts
+from ckptfmt.engine.opened import read_manifest
+from ckptfmt.engine.replicate import Pace, Source
+from ckptfmt.engine.save.boards import Looks
+from ckptfmt.engine.save.context import Ranks
+from ckptfmt.engine.site import Site
+from ckptfmt.engine.tiers import Tier
+from ckptfmt.engine.transfer import Background
+from ckptfmt.errors import CkptError
+from ckptfmt.format.manifest import Manifest
+from ckptfmt.format.part import Part
+from ckptfmt.ports.records import GenerationRecord
+
+log = logging.getLogger("ckptfmt")
+
+_BACKLOG_MAX: Final = 8
+"""Generations that wait for their turn: where a replica is slower than saves come, the oldest give up theirs."""
+_LOOK_SECONDS: Final = 2.0
+_LAST_LOOKS_SECONDS: Final = 30.0
+"""At the end of a launch: how long other ranks may be seen to do nothing before they are waited for no longer."""
+
+
+@dataclass(frozen=True)
+class _Order:
+    row: GenerationRecord
+    part: Part
+    sources: tuple[Source, ...]
+
+
+class GivenUp(CkptError):
+    """The launch ends, and does not wait for replicas."""
+
+
+class Spreader:
+    """Of one rank: it copies its own packs; the coordinator's goes on to what proves them, once all are there."""
+
+    def __init__(self, site: Site, ranks: Ranks, *, patience: float) -> None:
+        self._site = site
+        self._ranks = ranks
+        self._patience = patience
+        self._changed = threading.Condition()
+        self._orders: deque[_Order] = deque()
+        self._thread: Background | None = None
+        self._closing = False
+        self._over = False
+
+    def add(self, row: GenerationRecord, part: Part, sources: Sequence[Source]) -> None:
+        """A generation is committed and proven: its turn comes. Returns at once."""
+        with self._changed:
+            self._orders.append(_Order(row, part, tuple(sources)))
+            if len(self._orders) > _BACKLOG_MAX:
+                late = self._orders.popleft()
+                told = "generation %d of run %r stays off replicas, which are too slow: `ckptfmt replicate` catches up"
+                log.warning(told, late.row.id, late.row.run)
+            if self._thread is None:
+                thread = Background(self._work, name="ckptfmt-spread")
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the next save tries again
+                    log.warning("replicas wait: %s", error)
+                else:
+                    self._thread = thread
+
+    def close(self, timeout: float | None = None) -> None:
+        """Wait for what is under way, or give it up after ``timeout`` seconds; its lag is told by the catalog."""
+        with self._changed:
+            self._closing = True
+            if not self._changed.wait_for(lambda: self._thread is None, timeout):
+                self._over = True
+                log.warning("replicas are not waited for: `ckptfmt replicate` catches up")
+
+    # -- on its own thread ----------------------------------------------------------------------
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                order = self._orders.popleft() if self._orders and not self._over else None
+                if order is None:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+            for tier in self._site.tiers.replicas:
+                self._spread(order, tier)
+
+    def _spread(self, order: _Order, tier: Tier) -> None:
+        row = order.row
+        pace = Pace(limiter=self._site.tiers.limiter, give_up=self._give_up)
+        try:
+            if tier.uuid not in row.tiers:
+                spread.copy_packs(row, order.part, tier, order.sources, pace)
+            if self._ranks.is_coordinator:
+                manifest = self._manifest(row)
+                self._await_packs(row, manifest, tier)
+                spread.copy_verdict(self._site, row, manifest, tier)
+        except Exception as error:
+            told = "generation %d of run %r is not on the %s: %s; `ckptfmt replicate` catches up"
+            log.warning(told, row.id, row.run, tier.name, error)
+
+    def _manifest(self, row: GenerationRecord) -> Manifest:
+        if row.manifest_name is None or row.manifest_digest is None:
+            raise AssertionError("committed without a manifest")
+        return read_manifest(self._site, verdicts.folder_of(row), row.manifest_name, row.manifest_digest, row.key)
+
+    def _await_packs(self, row: GenerationRecord, manifest: Manifest, tier: Tier) -> None:
+        """Until other ranks have copied theirs: as long as something happens."""
+        looks, since, before = Looks(_LOOK_SECONDS), time.monotonic(), -1
+        while True:
+            left = len(spread.missing_packs(row, manifest, tier))
+            if not left:
+                return
+            if left != before:
+                since, before = time.monotonic(), left
+            if time.monotonic() - since > (_LAST_LOOKS_SECONDS if self._closing else self._patience):
+                raise GivenUp(f"{left} packs of other ranks do not come")
+            self._give_up()
+            looks.rest()
+
+    def _give_up(self) -> None:
+        if self._over:
+            raise GivenUp("the launch has ended")
