@@ -11,7 +11,6 @@ import os
 import select
 import socket
 import ssl
-import threading
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +18,8 @@ from dataclasses import dataclass, field
 from email.message import Message
 from typing import Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
+
+from ckptfmt.backends.fork_locks import ForkLock
 
 _BODY_LIMIT: Final = 64 << 20
 """Of answers that are read whole without a sink: listings and errors."""
@@ -55,7 +56,7 @@ class HttpClient:
         self._connect_timeout: Final = connect_timeout
         self._tls: Final = _tls(verify) if self._url.scheme == "https" else None
         self._proxy: Final = _proxy(self._url) if proxied else None
-        self._lock = threading.Lock()
+        self._lock: Final = ForkLock()
         self._idle: list[http.client.HTTPConnection] = []
         self._pid = os.getpid()
 

@@ -39,6 +39,7 @@ class ObjectBackend:
             local=False,
             alignment=1,
             folders=False,
+            distant=True,
         )
 
     @property
@@ -53,7 +54,7 @@ class ObjectBackend:
     def create_root(self) -> None:
         """Prove that this process may write here, and that the server never overwrites when told not to.
 
-        ``BackendError`` (kind ``no_conditional_create``) where it does and ``unsafe_create`` is not set,
+        ``InvalidInput`` (kind ``no_conditional_create``) where it does and ``single_writer`` is not set,
         ``NotFound`` without the bucket, ``AccessDenied`` without the right to write.
         """
         with _translated("write to", self._place.shown):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from ckptfmt.backends.fork_locks import ForkLock
 from ckptfmt.backends.keys import temporary_name
 from ckptfmt.backends.object_errors import Cause, Failure
 from ckptfmt.backends.object_retry import Patience
@@ -32,7 +32,7 @@ class Manners:
 T = TypeVar("T")
 
 _found: Final[dict[tuple[str, str], Manners | bool]] = {}
-_lock: Final = threading.Lock()
+_lock: Final = ForkLock()
 
 
 def _once(url: str, what: str, ask: Callable[[], T]) -> T:

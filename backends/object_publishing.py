@@ -11,7 +11,7 @@ from ckptfmt.backends.object_errors import UNKNOWN, Cause, Failure
 from ckptfmt.backends.object_probe import Manners, manners
 from ckptfmt.backends.object_retry import Patience
 from ckptfmt.backends.object_store import ObjectStore
-from ckptfmt.errors import BackendError, Unavailable
+from ckptfmt.errors import InvalidInput, Unavailable
 
 ALWAYS: Final[Callable[[], bool]] = lambda: True  # noqa: E731
 
@@ -27,7 +27,7 @@ class Place:
     root: str
     """Of whole keys: '' or ``prefix/``."""
     patience: Patience
-    unsafe_create: bool
+    single_writer: bool
     upload_grace: float
 
     def whole(self, key: str) -> str:
@@ -40,12 +40,12 @@ class Place:
         return manners(self.store, self.url, self.root, self.patience)
 
     def require_conditions(self) -> None:
-        """Raise ``BackendError`` where nothing can keep two launches from overwriting each other's commits."""
-        if not self.unsafe_create and not self.manners().conditional:
-            raise BackendError(
+        """Raise ``InvalidInput`` where nothing can keep two launches from overwriting each other's commits."""
+        if not self.single_writer and not self.manners().conditional:
+            raise InvalidInput(
                 f"{self.shown}: this server overwrites an object although it is told not to (If-None-Match), so two "
                 "launches could undo each other's commits: reading works, writing is refused. Use a server that heeds "
-                'it; or, if only one job at a time ever writes here, storage_options={"unsafe_create": True}',
+                'it; or, if only one job at a time ever writes here, storage_options={"single_writer": True}',
                 kind="no_conditional_create",
             )
 

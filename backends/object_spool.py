@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import threading
@@ -39,11 +40,10 @@ class SpoolWriter:
         self._writing = 0
         self._state = "open"
         self._file: Final = tempfile.TemporaryFile(prefix="ckptfmt-spool-")  # noqa: SIM115 - closed at the end
-        try:
-            os.posix_fallocate(self._file.fileno(), 0, max(1, nbytes))
-        except OSError as error:
+        room = os.fstatvfs(self._file.fileno())
+        if room.f_bavail * room.f_frsize < nbytes:
             self._file.close()
-            raise self._no_room(error) from error
+            raise self._no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def _no_room(self, error: OSError) -> OutOfSpace:
         return OutOfSpace(

@@ -7,7 +7,6 @@ file (``object_spool``). It retries nothing: what may be repeated is known here,
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
+from ckptfmt.backends.fork_locks import ForkLock
 from ckptfmt.backends.object import ObjectBackend
 from ckptfmt.backends.object_errors import Cause, Failure, from_obstore
 from ckptfmt.backends.object_publishing import Place
@@ -44,7 +44,7 @@ class CommonOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     connect_timeout: float = 10.0
     retry_attempts: int = 10
     retry_seconds: float = 120.0
-    unsafe_create: bool = False
+    single_writer: bool = False
 
 
 class GcsOptions(CommonOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,7 +72,7 @@ class ObstoreStore:
 
     def __init__(self, make: Callable[[], ObjectStore]) -> None:
         self._make: Final = make
-        self._lock: Final = threading.Lock()
+        self._lock: Final = ForkLock()
         self._clients: dict[int, ObjectStore] = {}
 
     @property
@@ -183,7 +183,7 @@ def obstore_backend(url: str, given: Mapping[str, Any] | None = None) -> ObjectB
         shown=shown,
         root=f"{prefix}/" if prefix else "",
         patience=Patience(options.retry_attempts, options.retry_seconds),
-        unsafe_create=options.unsafe_create,
+        single_writer=options.single_writer,
         upload_grace=0.0,
     )
     return ObjectBackend(place, scheme, multipart=None)

@@ -27,7 +27,7 @@ def s3_backend(url: str, given: Mapping[str, Any] | None = None) -> ObjectBacken
             shown=place.url.partition("?")[0],
             root=f"{place.prefix}/" if place.prefix else "",
             patience=Patience(options.retry_attempts, options.retry_seconds),
-            unsafe_create=options.unsafe_create,
+            single_writer=options.single_writer,
             upload_grace=options.upload_grace,
         ),
         "s3",

@@ -13,7 +13,6 @@ import json
 import os
 import shlex
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from ckptfmt.backends.fork_locks import ForkLock
 from ckptfmt.backends.s3_signing import Credentials
 from ckptfmt.errors import AccessDenied, CkptError, InvalidInput
 
@@ -40,7 +40,7 @@ class CredentialChain:
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self._sources: Final = dict(sources)
-        self._lock: Final = threading.Lock()
+        self._lock: Final = ForkLock()
         self._current: Credentials | None = None
         self._asked = 0.0
 
@@ -184,8 +184,8 @@ def _from_process(name: str, command: str) -> Credentials:
 def _from_botocore(name: str, setting: str) -> Credentials | None:
     if importlib.util.find_spec("botocore") is None:
         raise AccessDenied(
-            f"the profile {name!r} uses {setting}, which needs botocore: pip install botocore, or pass a callable as "
-            "credentials= in storage_options",
+            f"the profile {name!r} uses {setting}, which needs botocore: pip install 'ckptfmt[s3]', or pass a callable "
+            "as credentials= in storage_options",
             kind="no_credentials",
         )
     import botocore.session  # type: ignore[import-untyped, import-not-found, unused-ignore]

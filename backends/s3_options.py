@@ -60,8 +60,8 @@ class S3Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     storage_class: str | None = None
     upload_grace: float = 3600.0
     """Seconds after which a multipart upload that nobody finished is swept."""
-    unsafe_create: bool = False
-    """Write to a server that overwrites although told not to: two launches can then undo each other's commits."""
+    single_writer: bool = False
+    """Write to a server that overwrites although it is told not to: no two launches ever write here at one time."""
 
 
 _ALIASES: Final = {

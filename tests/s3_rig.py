@@ -45,7 +45,8 @@ class S3Server:
         self.folder = folder
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._buckets = itertools.count()
+        self._roots = itertools.count()
+        self._bucket: str | None = None
 
     @property
     def endpoint(self) -> str:
@@ -59,10 +60,17 @@ class S3Server:
         """Raw requests, past the backend."""
         return S3Client(parse_place(f"s3://{bucket}", self.options(**more)))
 
-    def new_bucket(self) -> str:
-        name = f"bucket{next(self._buckets)}"
-        self.client(name).call("PUT")
-        return name
+    @property
+    def bucket(self) -> str:
+        """One for all: SeaweedFS grows several volumes for each."""
+        if self._bucket is None:
+            self._bucket = "bucket"
+            self.client(self._bucket).call("PUT")
+        return self._bucket
+
+    def new_root(self) -> str:
+        """A place that nobody else has, as ``<bucket>/<prefix>``."""
+        return f"{self.bucket}/root{next(self._roots)}"
 
     def command(self) -> list[str]:
         raise NotImplementedError

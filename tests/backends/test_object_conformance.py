@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,21 +23,15 @@ from ckptfmt.ports.backend import Backend
 from ckptfmt.testing.backend_rig import pattern
 from ckptfmt.testing.backends import BackendConformance
 
-_roots = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def bucket(seaweed: SeaweedServer) -> str:
-    return seaweed.new_bucket()
-
 
 class TestS3(BackendConformance):
     races = 2  # SeaweedFS lets creates of one key take turns by a lock that it asks for once a second
 
     @pytest.fixture
-    def backend(self, seaweed: SeaweedServer, bucket: str) -> Iterator[ObjectBackend]:
+    def backend(self, seaweed: SeaweedServer) -> Iterator[ObjectBackend]:
+        bucket, _, root = seaweed.new_root().partition("/")
         self._raw = S3Store(parse_place(f"s3://{bucket}", seaweed.options()))
-        self._root = f"roots/r {next(_roots)}/"
+        self._root = f"{root}/a root/"
         backend = s3_backend(f"s3://{bucket}/{self._root}", seaweed.options())
         backend.create_root()
         yield backend
@@ -65,8 +58,9 @@ class TestObstore(BackendConformance):
     races = 2
 
     @pytest.fixture(params=["memory", "server"])
-    def backend(self, request: pytest.FixtureRequest, seaweed: SeaweedServer, bucket: str) -> Iterator[ObjectBackend]:
-        self._root = f"roots/o{next(_roots)}/"
+    def backend(self, request: pytest.FixtureRequest, seaweed: SeaweedServer) -> Iterator[ObjectBackend]:
+        bucket, _, root = seaweed.new_root().partition("/")
+        self._root = f"{root}/"
         if request.param == "memory":
             memory = MemoryStore()
             self._raw = ObstoreStore(lambda: memory)

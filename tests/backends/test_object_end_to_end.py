@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,23 +15,20 @@ from forked import Forked
 from s3_rig import KEY, SECRET, SeaweedServer
 
 import ckptfmt
+from ckptfmt.backends import object_probe
+from ckptfmt.backends.s3 import s3_backend
+from ckptfmt.backends.s3_store import S3Store
 from ckptfmt.errors import InvalidInput
 
-_roots = itertools.count()
 _STATE = {"weights": np.arange(3_000_000, dtype=np.float64), "small": np.ones(3, dtype=np.int8), "epoch": 4}
 
 
-@pytest.fixture(scope="module")
-def bucket(seaweed: SeaweedServer) -> str:
-    return seaweed.new_bucket()
-
-
 @pytest.fixture
-def url(seaweed: SeaweedServer, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """As users give it: the place in the URL, the keys in the environment."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    return f"s3://{bucket}/team/ckpts{next(_roots)}?endpoint={seaweed.endpoint}"
+    return f"s3://{seaweed.new_root()}/team/ckpts?endpoint={seaweed.endpoint}"
 
 
 @pytest.fixture
@@ -86,6 +83,26 @@ def test_a_fork_uses_connections_of_its_own(url: str, catalog: str) -> None:
         fork = Forked(lambda: _equal(generation.load()))
         assert _equal(generation.load())
         assert fork.result() is True
+
+
+def test_a_fork_does_not_wait_for_its_parents_threads(url: str, catalog: str) -> None:
+    """Made while other threads of the parent open connections, fetch keys and ask the server."""
+    ckptfmt.save(_STATE, url, catalog=catalog)
+    place = s3_backend(url)
+    store = place._place.store
+    assert isinstance(store, S3Store)
+    client = store._client
+    assert client._credentials is not None
+
+    def create() -> None:
+        signal.alarm(20)
+        place.create("from-a-fork", b"1")
+
+    with client._http._lock, client._credentials._lock, object_probe._lock:
+        fork = Forked(create)
+        assert fork.result() is None
+    assert place.read("from-a-fork", limit=1) == b"1"
+    place.close()
 
 
 _READER = """

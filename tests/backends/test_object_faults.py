@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import random
 import signal
 import subprocess
@@ -26,16 +25,10 @@ from ckptfmt.backends.object_gathering import Gathering
 from ckptfmt.backends.object_probe import forget
 from ckptfmt.backends.s3 import s3_backend
 from ckptfmt.backends.s3_signing import Credentials, query_string, signed_headers
-from ckptfmt.errors import AccessDenied, BackendError, CkptError, Conflict, Corrupt, NotFound, Unavailable
+from ckptfmt.errors import AccessDenied, CkptError, Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from ckptfmt.testing.backend_rig import at_once, pattern
 
 PART = 5 << 20
-_roots = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def bucket(seaweed: SeaweedServer) -> str:
-    return seaweed.new_bucket()
 
 
 @pytest.fixture
@@ -45,13 +38,13 @@ def gate(seaweed: SeaweedServer) -> Iterator[S3Gate]:
 
 
 @pytest.fixture
-def opened(bucket: str, gate: S3Gate) -> Iterator[Callable[..., ObjectBackend]]:
+def opened(seaweed: SeaweedServer, gate: S3Gate) -> Iterator[Callable[..., ObjectBackend]]:
     """Opens backends of one root, behind the gate."""
-    root, backends = f"faults{next(_roots)}", []
+    root, backends = seaweed.new_root(), []
 
     def open_backend(**options: Any) -> ObjectBackend:
         given = {"key": KEY, "secret": SECRET, "endpoint": gate.endpoint, "part_bytes": PART, "upload_grace": 0}
-        backends.append(s3_backend(f"s3://{bucket}/{root}", {**given, **options}))
+        backends.append(s3_backend(f"s3://{root}", {**given, **options}))
         return backends[-1]
 
     yield open_backend
@@ -443,13 +436,13 @@ def test_a_server_that_overwrites_is_not_written_to(opened: Callable[..., Object
     gate.rule = ignore
     place = opened()
     for call in (place.create_root, lambda: place.create("x", b"1")):
-        with pytest.raises(BackendError, match="unsafe_create") as caught:
+        with pytest.raises(InvalidInput, match="single_writer") as caught:
             call()
         assert caught.value.kind == "no_conditional_create"
     with pytest.raises(NotFound):
         place.head("x")
     assert place.list("") == []
-    knowing = opened(unsafe_create=True)
+    knowing = opened(single_writer=True)
     knowing.create_root()
     knowing.create("x", b"1")
     knowing.create("x", b"1")
@@ -633,7 +626,7 @@ def test_an_upload_that_was_swept_under_its_writer_is_dead(place: ObjectBackend)
 
 def test_a_server_killed_in_an_upload_and_started_again_is_waited_for() -> None:
     with s3_server() as server:
-        backend = s3_backend(f"s3://{server.new_bucket()}/r", server.options(part_bytes=PART, retry_attempts=20))
+        backend = s3_backend(f"s3://{server.new_root()}", server.options(part_bytes=PART, retry_attempts=20))
         backend.create_root()
         data = pattern(4 * PART + 5)
         writer = backend.open_writer("x", len(data))
@@ -704,9 +697,9 @@ def test_a_bucket_that_is_absent_is_not_found(opened: Callable[..., ObjectBacken
     backend.close()
 
 
-def test_a_prefix_of_any_text_is_one_place(bucket: str, seaweed: SeaweedServer) -> None:
-    prefix = f"Größe 100%+a=b&c;d/~x{next(_roots)}"
-    backend = s3_backend(f"s3://{bucket}/{quote(prefix)}", seaweed.options())
+def test_a_prefix_of_any_text_is_one_place(seaweed: SeaweedServer) -> None:
+    prefix = quote("/Größe 100%+a=b&c;d/~x")
+    backend = s3_backend(f"s3://{seaweed.new_root()}{prefix}", seaweed.options())
     backend.create("f/x", b"1")
     assert [info.key for info in backend.list("")] == ["f/x"]
     assert backend.list_folders("") == ["f"]

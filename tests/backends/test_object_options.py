@@ -108,7 +108,7 @@ def test_a_url_names_a_place(url: str, endpoint: str, base: str, prefix: str, sh
         ("gs://buck/x?endpoint=http://a", {}, "storage_options"),
         ("gs://", {}, "bucket"),
         ("az://buck/x", {"retry_attempts": 0}, "retry_attempts"),
-        ("ftp://buck/x", {}, "scheme 'ftp'"),
+        ("nosuch://buck/x", {}, "scheme 'nosuch'"),
     ],
 )
 def test_what_cannot_be_right_is_refused(url: str, options: dict[str, Any], match: str) -> None:
@@ -358,7 +358,7 @@ def test_a_server_is_trusted_by_its_certificate(seaweed: SeaweedServer, certific
     context.load_cert_chain(*certificate)
     with s3_gate(seaweed.port, context) as gate:
         options = {"endpoint": gate.endpoint, "key": KEY, "secret": SECRET, "retry_attempts": 1}
-        url = f"s3://{seaweed.new_bucket()}/x"
+        url = f"s3://{seaweed.new_root()}"
         trusting = s3_backend(url, {**options, "verify": str(certificate[0])})
         data = bytes(range(256)) * 40_000
         writer = trusting.open_writer("big", len(data))

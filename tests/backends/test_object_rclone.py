@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -11,20 +10,13 @@ from s3_rig import RcloneServer
 from ckptfmt.backends.object import ObjectBackend
 from ckptfmt.backends.object_probe import forget
 from ckptfmt.backends.s3 import s3_backend
-from ckptfmt.errors import BackendError, Conflict, Corrupt, NotFound
+from ckptfmt.errors import Conflict, Corrupt, InvalidInput, NotFound
 from ckptfmt.testing.backend_rig import pattern
-
-_roots = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def bucket(rclone: RcloneServer) -> str:
-    return rclone.new_bucket()
 
 
 @pytest.fixture
-def root(bucket: str) -> str:
-    return f"s3://{bucket}/r{next(_roots)}"
+def root(rclone: RcloneServer) -> str:
+    return f"s3://{rclone.new_root()}"
 
 
 @pytest.fixture
@@ -37,24 +29,24 @@ def backend(rclone: RcloneServer, root: str) -> Iterator[ObjectBackend]:
 
 @pytest.fixture
 def knowing(rclone: RcloneServer, root: str) -> Iterator[ObjectBackend]:
-    backend = s3_backend(root, rclone.options(unsafe_create=True, part_bytes=5 << 20))
+    backend = s3_backend(root, rclone.options(single_writer=True, part_bytes=5 << 20))
     yield backend
     forget(backend.url)
     backend.close()
 
 
 def test_it_is_not_written_to(backend: ObjectBackend) -> None:
-    with pytest.raises(BackendError, match="unsafe_create") as caught:
+    with pytest.raises(InvalidInput, match="single_writer") as caught:
         backend.create_root()
     assert caught.value.kind == "no_conditional_create"
-    with pytest.raises(BackendError):
+    with pytest.raises(InvalidInput):
         backend.create("x", b"1")
     assert backend.list("") == []
 
 
-def test_it_is_read_from(backend: ObjectBackend, rclone: RcloneServer, bucket: str, root: str) -> None:
+def test_it_is_read_from(backend: ObjectBackend, rclone: RcloneServer, root: str) -> None:
     data = pattern(3_000_000)
-    rclone.client(bucket).call("PUT", f"{root.rpartition('/')[2]}/a/x", body=data)
+    rclone.client(rclone.bucket).call("PUT", f"{root.rpartition('/')[2]}/a/x", body=data)
     assert backend.read("a/x", limit=3_000_000) == data
     for offset, nbytes in ((0, 100), (1_000_000, 2_000_000), (2_999_999, 1)):
         buffer = bytearray(nbytes)
