@@ -107,6 +107,10 @@ class FsspecBackend:
             if found is not None and found.kind != "folder":
                 raise Conflict(f"make folder {self._where(key)}: an object stands in its place; move it away")
 
+    def remove_folder(self, prefix: str) -> None:
+        """Nothing: file systems differ in whether they remove what is not empty."""
+        checked_prefix(prefix)
+
     def has_folder(self, prefix: str) -> bool:
         checked_prefix(prefix)
         if not self._place.kind.folders:

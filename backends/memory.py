@@ -95,6 +95,12 @@ class MemoryBackend:
         with self._store.lock:
             return prefix in self._store.folders
 
+    def remove_folder(self, prefix: str) -> None:
+        below = _below(checked_prefix(prefix))
+        with self._store.lock:
+            if prefix and not any(name.startswith(below) for name in (*self._store.objects, *self._store.folders)):
+                self._store.folders.discard(prefix)
+
     # -- writing -------------------------------------------------------------------------------
     def create(self, key: str, data: Buffer) -> None:
         content = bytearray(flat_bytes(data, f"create {self._where(key)}"))

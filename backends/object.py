@@ -67,6 +67,9 @@ class ObjectBackend:
         checked_prefix(prefix)
         return True
 
+    def remove_folder(self, prefix: str) -> None:
+        checked_prefix(prefix)
+
     # -- writing -------------------------------------------------------------------------------
     def create(self, key: str, data: Buffer) -> None:
         where = self._place.where(checked_key(key))

@@ -29,6 +29,8 @@ from ckptfmt.errors import InvalidInput
 from ckptfmt.ports.backend import Buffer, ObjectInfo, Traits
 
 _LARGEST: Final = 2**63 - 1 - BLOCK
+_STAYS: Final = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EBUSY})
+"""rmdir's ways to say that there is no empty folder of that name."""
 
 
 class PosixOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,6 +95,17 @@ class PosixBackend:
         path = self._folders.folder_path(prefix, "look for folder")
         with translated("look for folder", path):
             return self._folders.is_folder(path)
+
+    def remove_folder(self, prefix: str) -> None:
+        path = self._folders.folder_path(prefix, "remove folder")
+        if not prefix:
+            return
+        with translated("remove folder", path):
+            try:
+                self._sys.rmdir(path)
+            except OSError as error:
+                if error.errno not in _STAYS:
+                    raise
 
     # -- writing -------------------------------------------------------------------------------
     def create(self, key: str, data: Buffer) -> None:

@@ -84,6 +84,9 @@ class Syscalls:
     def unlink(self, path: str) -> None:
         os.unlink(path)
 
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
     def lock(self, descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 

@@ -7,7 +7,8 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -229,6 +230,10 @@ def open_site(
             f"{backend.url} is no ckptfmt repository (it has no {layout.MARKER}), nor a generation's folder (it has no "
             f"{layout.COMMIT}); check the path, or save into it first"
         )
+    if mode == "w":
+        from ckptfmt.engine.tier_marks import refuse_replica
+
+        refuse_replica(backend)
     if marker is None:
         marker = markers.create_marker(backend)
     if mode == "r" and _needs_no_claim(backend, catalog):
@@ -237,10 +242,11 @@ def open_site(
 
     claim = governing_claim(backend)
     markers.check_one_root(backend, marker.repository, claim)
-    chosen = catalog_url(backend, claim, catalog, mode)
-    if chosen is None:
-        return Connection(backend.url, Site(marker.repository, backend, None, read_only=True))
-    sql = _open_catalog(chosen, marker, backend, claim, mode)
+    with _sql_library(backend):
+        chosen = catalog_url(backend, claim, catalog, mode)
+        if chosen is None:
+            return Connection(backend.url, Site(marker.repository, backend, None, read_only=True))
+        sql = _open_catalog(chosen, marker, backend, claim, mode)
     site = Site(marker.repository, backend, sql, read_only=mode == "r")
     try:
         _check_governs(site, sql, claim, writing=mode == "w")
@@ -248,6 +254,18 @@ def open_site(
         sql.close()
         raise
     return Connection(backend.url, site)
+
+
+@contextmanager
+def _sql_library(backend: Backend) -> Iterator[None]:
+    """An inference host may have none."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"{backend.url}: its catalog cannot be opened, {error.name} is not installed; install it, or read what "
+            'storage proves with mode="r", catalog="none"'
+        ) from error
 
 
 def _needs_no_claim(backend: Backend, given: str | None) -> bool:

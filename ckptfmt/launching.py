@@ -37,7 +37,6 @@ class LaunchOrder:
     takeover: bool
     ranks: Ranks
     place: Place
-    bytes_max: int | None = None
 
 
 def ranks_of(
@@ -96,7 +95,7 @@ def _begin(connection: connect.Connection, run: str, order: LaunchOrder) -> Chec
             commit_timeout=order.commit_timeout,
             stager=_stager(site, record, ranks),
             spreader=Spreader(site, ranks, patience=order.commit_timeout) if site.tiers.replicas else None,
-            bytes_max=order.bytes_max,
+            bytes_max=order.modes.bytes_max,
         )
         return Checkpointer(
             context,

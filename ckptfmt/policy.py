@@ -24,13 +24,21 @@ BusyRule = Literal["wait", "skip"]
 Freeze = Literal["now", "deferred"]
 
 
+def check_bytes_max(bytes_max: int | None) -> None:
+    """Raise ``InvalidInput`` unless it is a limit, or None."""
+    if bytes_max is not None and (type(bytes_max) is not int or bytes_max < 1):
+        raise InvalidInput(f"bytes_max={bytes_max!r}: give a positive number of bytes, or None")
+
+
 @dataclass(frozen=True)
 class Modes:
-    """How saves use memory and block training. ``host_bytes_max``: bytes of host memory for all snapshots together."""
+    """How saves use memory and space, and block training. ``host_bytes_max``: bytes of host memory for all snapshots
+    together; ``bytes_max``: of all generations of the run."""
 
     in_flight_max: int = 1
     host_bytes_max: int | None = None
     freeze: Freeze = "now"
+    bytes_max: int | None = None
 
     def __post_init__(self) -> None:
         if type(self.in_flight_max) is not int or self.in_flight_max not in (1, 2):
@@ -41,6 +49,7 @@ class Modes:
         if self.freeze not in ("now", "deferred"):
             raise InvalidInput(f'freeze={self.freeze!r}: give "now" or "deferred"')
         check_host_bytes_max(self.host_bytes_max, arenas=self.in_flight_max)
+        check_bytes_max(self.bytes_max)
         if self.host_bytes_max is not None and self.freeze == "deferred":
             raise InvalidInput(
                 'freeze="deferred" with host_bytes_max: a deferred snapshot is copied beside training and needs room '

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from ckptfmt import connect
@@ -61,6 +61,11 @@ def wrap(connection: connect.Connection, opened: Opened) -> Generation:
         live_families=connect.live_families,
         guard=_Guard(connection),
     )
+
+
+def guarded(connection: connect.Connection, opened: Opened) -> AbstractContextManager[None]:
+    """Registered as a reader of ``opened``, as whoever loads it."""
+    return _Guard(connection)(opened)
 
 
 class _Guard:

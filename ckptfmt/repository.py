@@ -16,7 +16,7 @@ from ckptfmt.errors import InvalidInput
 from ckptfmt.generation import Generation
 from ckptfmt.policy import BusyRule, Freeze, Modes, SavePolicy
 from ckptfmt.reference import At
-from ckptfmt.tiering import NO_TIERS, TierOrder, check_bytes_max, with_tiers
+from ckptfmt.tiering import NO_TIERS, TierOrder, with_tiers
 
 if TYPE_CHECKING:
     from ckptfmt.checkpointer import Checkpointer
@@ -86,11 +86,9 @@ class Repository:
 
         self._check_writable("saving")
         policy = SavePolicy(every_steps=every_steps, every_seconds=every_seconds, on_busy=on_busy)
-        modes = Modes(in_flight_max, host_bytes_max, freeze)
+        modes = Modes(in_flight_max, host_bytes_max, freeze, bytes_max)
         who = ranks_of(rank, world_size, ranks, replica_check)
-        check_bytes_max(bytes_max)
-        signals = tuple(preempt_signals)
-        order = LaunchOrder(policy, modes, signals, commit_timeout, launch, takeover, who, coordination, bytes_max)
+        order = LaunchOrder(policy, modes, tuple(preempt_signals), commit_timeout, launch, takeover, who, coordination)
         self._checkpointers.add(made := begin_launch(self._connection, run or self._run or "default", order))
         return made
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckptfmt import connect
 from ckptfmt.errors import BackendError, CatalogError, CkptError, Conflict, InvalidInput
+from ckptfmt.policy import check_bytes_max
 
 if TYPE_CHECKING:
     from ckptfmt.engine.site import Site
@@ -40,11 +41,6 @@ class TierOrder:
                 "all replicas)"
             )
         check_bytes_max(self.bytes_max)
-
-
-def check_bytes_max(bytes_max: int | None) -> None:
-    if bytes_max is not None and (type(bytes_max) is not int or bytes_max < 1):
-        raise InvalidInput(f"bytes_max={bytes_max!r}: give a positive number of bytes, or None")
 
 
 NO_TIERS: Final = TierOrder()

@@ -11,6 +11,7 @@ def configure(parser: ArgumentParser) -> None:
     options.add_url(parser)
     parser.add_argument("--yes", action="store_true", help="remove what the plan lists; without it nothing is changed")
     options.add_storage(parser)
+    options.add_tiers(parser)
     options.add_output(parser)
 
 

@@ -35,6 +35,8 @@ class Timings(Report):
     """Training was blocked; the largest over the ranks."""
     write: float | None
     """Writing and making durable; the largest over the ranks."""
+    staged: float | None
+    """From the beginning (C1) until every rank had staged; None if one of them has not, or was never told to have."""
     durable: float | None
     """From the beginning (C1) until every rank was durable (C3)."""
     commit: float | None
@@ -52,6 +54,11 @@ class RankView(Report):
     write_seconds: float | None
     retries: int
     error: str | None
+    staged_bytes: int | None
+    """On the stage of its host; None: it wrote straight to the durable tier, or has not staged yet."""
+    staged_seconds: float | None
+    replicated_bytes: int | None
+    """How much of that the durable tier holds."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +188,27 @@ def _ranks(place: Place, info: GenerationInfo) -> tuple[RankView, ...]:
     if place.site.catalog is None:
         return ()
     return tuple(
-        RankView(r.rank, r.state, r.nbytes, r.stall_seconds, r.write_seconds, r.retries, r.error)
+        RankView(
+            rank=r.rank,
+            state=r.state,
+            nbytes=r.nbytes,
+            stall_seconds=r.stall_seconds,
+            write_seconds=r.write_seconds,
+            retries=r.retries,
+            error=r.error,
+            staged_bytes=r.staged_bytes,
+            staged_seconds=r.staged_seconds,
+            replicated_bytes=r.replicated_bytes,
+        )
         for r in place.site.catalog.ranks(info.id)
     )
+
+
+def _staged_at(place: Place, info: GenerationInfo) -> datetime | None:
+    """When the last rank had staged."""
+    times = [] if place.site.catalog is None else [rank.staged_at for rank in place.site.catalog.ranks(info.id)]
+    known = [moment for moment in times if moment is not None]
+    return max(known) if known and len(known) == len(times) else None
 
 
 def _history(place: Place, info: GenerationInfo) -> tuple[HistoryItem, ...]:
@@ -192,12 +217,13 @@ def _history(place: Place, info: GenerationInfo) -> tuple[HistoryItem, ...]:
 
 def _timings(place: Place, info: GenerationInfo) -> Timings:
     if place.site.catalog is None:
-        return Timings(None, None, None, None, None)
+        return Timings(None, None, None, None, None, None)
     writes = [rank.write_seconds for rank in _ranks(place, info) if rank.write_seconds is not None]
     return Timings(
         stall=info.stall_seconds,
         write=max(writes, default=None),
         durable=q.between(info.created_at, info.durable_at),
+        staged=q.between(info.created_at, _staged_at(place, info)),
         commit=q.between(info.created_at, info.committed_at),
         proof=q.between(info.committed_at, info.proven_at),
     )
@@ -261,6 +287,7 @@ def _facts(page: Page, view: GenerationView, now: datetime) -> list[tuple[str, s
         for name, seconds in (
             ("stall", times.stall),
             ("write", times.write),
+            ("staged after", times.staged),
             ("durable after", times.durable),
             ("committed after", times.commit),
             ("proven after", times.proof),
@@ -291,6 +318,7 @@ def _facts(page: Page, view: GenerationView, now: datetime) -> list[tuple[str, s
 def _show_ranks(page: Page, ranks: Sequence[RankView]) -> None:
     page.blank()
     page.heading("Ranks")
+    staged = any(rank.staged_bytes for rank in ranks)
     rows = [
         (
             str(rank.rank),
@@ -299,11 +327,20 @@ def _show_ranks(page: Page, ranks: Sequence[RankView]) -> None:
             q.duration(rank.stall_seconds),
             q.duration(rank.write_seconds),
             q.rate(rank.nbytes, rank.write_seconds),
+            *([q.duration(rank.staged_seconds), _copied(rank)] if staged else []),
             rank.error or "",
         )
         for rank in ranks
     ]
-    page.table((">RANK", "STATE", ">SIZE", ">STALL", ">WRITE", ">RATE", ""), rows, indent=2)
+    stage = (">STAGED IN", ">COPIED") if staged else ()
+    page.table((">RANK", "STATE", ">SIZE", ">STALL", ">WRITE", ">RATE", *stage, ""), rows, indent=2)
+
+
+def _copied(rank: RankView) -> str:
+    """How much of what is staged the durable tier holds."""
+    if not rank.staged_bytes:
+        return q.ABSENT
+    return f"{100 * (rank.replicated_bytes or 0) // rank.staged_bytes} %"
 
 
 def show_tensors(page: Page, tensors: Sequence[TensorLine]) -> None:

@@ -26,6 +26,20 @@ class RunList(Report):
 
 
 @dataclass(frozen=True)
+class UnderWay(Report):
+    """How far the ranks of a generation are that is being saved."""
+
+    generation_id: int
+    ranks: int
+    staged: int
+    """Ranks that have staged, and those of them that are durable."""
+    durable: int
+    staged_bytes: int
+    replicated_bytes: int
+    """Of the staged bytes, on the durable tier."""
+
+
+@dataclass(frozen=True)
 class GenerationList(Report):
     """Generations of one run, newest commit first."""
 
@@ -36,6 +50,8 @@ class GenerationList(Report):
     generations: tuple[GenerationInfo, ...]
     more: bool
     """Older ones were left out by ``--limit``."""
+    under_way: tuple[UnderWay, ...]
+    """How far those are that are being saved."""
 
 
 def list_runs(place: Place) -> RunList:
@@ -51,7 +67,25 @@ def list_generations(place: Place, *, every: bool, limit: int | None) -> Generat
     more = None if limit is None else limit + 1
     found = overview.generations(place.site, run=run, state=None if every else "committed", limit=more)
     return GenerationList(
-        "generations", place.url, place.read_by, run, tuple(found[:limit]), limit is not None and len(found) > limit
+        report="generations",
+        url=place.url,
+        read_by=place.read_by,
+        run=run,
+        generations=tuple(found[:limit]),
+        more=limit is not None and len(found) > limit,
+        under_way=tuple(_under_way(place, info) for info in found[:limit] if info.state == "writing"),
+    )
+
+
+def _under_way(place: Place, info: GenerationInfo) -> UnderWay:
+    ranks = place.site.sql().ranks(info.id)
+    return UnderWay(
+        generation_id=info.id,
+        ranks=len(ranks),
+        staged=sum(rank.staged_bytes is not None for rank in ranks),
+        durable=sum(rank.state == "durable" for rank in ranks),
+        staged_bytes=sum(rank.staged_bytes or 0 for rank in ranks),
+        replicated_bytes=sum(rank.replicated_bytes or 0 for rank in ranks),
     )
 
 
@@ -82,6 +116,11 @@ def show_generations(page: Page, report: GenerationList, now: datetime, *, every
         page.line(f"run {report.run}: no generations" if every else f"run {report.run}: none is committed; all: --all")
         return
     generation_table(page, report.generations, now)
+    for one in report.under_way:
+        copied = ""
+        if one.staged:
+            copied = f"; {one.staged} staged, {q.size(one.replicated_bytes)} of {q.size(one.staged_bytes)} copied"
+        page.line(f"#{one.generation_id}: {one.durable} of {q.count(one.ranks, 'rank')} durable{copied}")
     if report.more:
         page.line(style(f"... and older ones: --limit {2 * len(report.generations)}, or --limit 0 for all", "dim"))
 

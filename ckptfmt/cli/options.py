@@ -86,6 +86,13 @@ def _plain(value: str) -> Any:
         return value
 
 
+def positive(text: str) -> int:
+    """A number from 1 on."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r}: give a positive number")
+    return int(text)
+
+
 def count_or_all(text: str) -> int:
     """A number from 0 on, where 0 means no limit."""
     if not text.isascii() or not text.isdigit():

@@ -15,6 +15,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--run", metavar="RUN", help="only this run; the same as URL#run")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done; change nothing")
     options.add_storage(parser)
+    options.add_tiers(parser)
     options.add_output(parser)
 
 

@@ -18,6 +18,7 @@ from ckptfmt.engine.marker import require_marker
 from ckptfmt.engine.reports import RebuildReport
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import CatalogError, Conflict, InvalidInput
+from ckptfmt.format import layout
 from ckptfmt.ports.backend import Backend
 from ckptfmt.ports.catalog import DAMAGED, Catalog
 
@@ -117,7 +118,10 @@ def _run(target: _Target, sql: Catalog, aside: str | None) -> RebuildReport:
         require_idle=not copied,
         blank=not knows,
     )
-    return rebuild(Site(target.repository, target.backend, sql), order)
+    report = rebuild(Site(target.repository, target.backend, sql), order)
+    if target.how == "adopt":
+        target.backend.delete(layout.TIER)  # it is no replica any more
+    return report
 
 
 def _check_alone(target: _Target) -> None:

@@ -43,7 +43,7 @@ def verify_place(place: Place, *, every: bool) -> Verification:
         opened = place.open()
         reports = [_verified(lambda: opened, opened.info)]
     else:
-        reports = [_verified(lambda info=info: _open(place, info), info) for info in _wanted(place, every)]  # type: ignore[misc]
+        reports = [_verified(lambda info=info: _open(place, info), info) for info in wanted_generations(place, every)]  # type: ignore[misc]
     return Verification(
         report="verify",
         url=place.url,
@@ -54,7 +54,8 @@ def verify_place(place: Place, *, every: bool) -> Verification:
     )
 
 
-def _wanted(place: Place, every: bool) -> Iterator[GenerationInfo]:
+def wanted_generations(place: Place, every: bool) -> Iterator[GenerationInfo]:
+    """Those that a URL without ``@`` names: what a resume of each run would take, or ``every`` committed one."""
     run = place.reference.run
     runs = run_names(place) if run is None else [run]
     if not runs:

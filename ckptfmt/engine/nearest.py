@@ -19,8 +19,8 @@ from ckptfmt.engine.site import Site
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.engine.transfer import IO_THREADS
 from ckptfmt.errors import BackendError, CkptError, Corrupt, NotFound
+from ckptfmt.format import checksum
 from ckptfmt.format.manifest import Manifest
-from ckptfmt.format.tables import PackRow
 from ckptfmt.ports.backend import Backend, CachedRange
 
 log = logging.getLogger("ckptfmt")
@@ -72,36 +72,25 @@ class Nearest:
     def require(self, folder: str, manifest: Manifest) -> None:
         """Every pack is on some tier with its length. Raises what ``protocol.check_packs`` does for the durable tier;
         farther ones are asked only for what nearer ones lack."""
-        left: Sequence[PackRow] = manifest.packs
-        durable: dict[str, CkptError] = {}
+        left = {protocol.pack_key(folder, pack): pack for pack in manifest.packs}
+        wrong: list[tuple[Copy, CkptError]] = []
         for tier in self.tiers:
-            faults = self._faults(tier, folder, manifest, left)
-            if tier.role == "durable":
-                durable = faults
-            left = [pack for pack in left if protocol.pack_key(folder, pack) in faults]
+            try:
+                faults = protocol.pack_faults(tier.backend, folder, manifest, list(left.values()))
+            except BackendError as error:
+                faults = dict.fromkeys(left, error)
+            wrong += [(Copy(tier, key), fault) for key, fault in faults.items()]
+            left = {key: left[key] for key in faults if not self._is_repaired(tier, key, left[key].nbytes)}
             if not left:
-                return
-        missing = {protocol.pack_key(folder, pack) for pack in left}
-        first = next((fault for key, fault in durable.items() if key in missing))
-        if isinstance(first, BackendError):  # says nothing of single packs
-            raise first
-        protocol.raise_faults({key: fault for key, fault in durable.items() if key in missing})
-
-    def _faults(self, tier: Tier, folder: str, manifest: Manifest, packs: Sequence[PackRow]) -> dict[str, CkptError]:
-        """Those of ``packs`` that ``tier`` does not hold with their length, nor a repair of them."""
-        try:
-            faults = protocol.pack_faults(tier.backend, folder, manifest, packs)
-        except BackendError as error:
-            faults = {protocol.pack_key(folder, pack): error for pack in packs}
-        for pack in packs:
-            key = protocol.pack_key(folder, pack)
-            if key in faults:
-                repaired = self._is_repaired(tier, key, pack.nbytes)
-                self._doubt(Copy(tier, key))
-                self.log.wrong(tier, key, faults[key], moved_on=repaired or len(self.tiers) > 1)
-                if repaired:
-                    del faults[key]
-        return faults
+                break
+        for copy, fault in wrong:
+            self._doubt(copy)
+            self.log.wrong(copy.tier, copy.key, fault, moved_on=copy.key not in left)
+        durable = {copy.key: fault for copy, fault in wrong if copy.tier.role == "durable" and copy.key in left}
+        for fault in durable.values():
+            if isinstance(fault, BackendError):  # says nothing of single packs
+                raise fault
+        protocol.raise_faults(durable)
 
     def _is_repaired(self, tier: Tier, key: str, nbytes: int) -> bool:
         for repaired in self.repairs.of(tier, key):
@@ -179,8 +168,11 @@ class Nearest:
         left: list[Chunk] = []
         first: CkptError | None = None
         for chunk in chunks:
-            _, _, offset, nbytes = chunk
-            wrong = self._settle(copy, chunk, target[offset - start : offset - start + nbytes], is_read=whole)
+            box, number, offset, nbytes = chunk
+            data = target[offset - start : offset - start + nbytes]
+            if whole and checksum.digest(data) == box.digests[number]:
+                continue
+            wrong = self._settle(copy, chunk, data, is_read=whole)
             if wrong is not None:
                 left.append(chunk)
                 first = first or wrong

@@ -40,9 +40,9 @@ def held(stage: Tier) -> list[Held]:
 def free(stage: Tier, run_key: str, key: str, names: Iterable[str]) -> None:
     """Remove objects of a generation from the stage. What cannot be removed is told, and stays."""
     folder = layout.generation_folder(run_key, key)
-    for name in names:
-        try:
+    try:
+        for name in names:
             stage.backend.delete(f"{folder}/{name}")
-        except (BackendError, Conflict, NotFound) as error:
-            log.warning("%s: %s/%s stays: %s", stage.name, folder, name, error)
-            return
+        stage.backend.remove_folder(folder)
+    except (BackendError, Conflict, NotFound) as error:
+        log.warning("%s: objects in %s stay: %s", stage.name, folder, error)

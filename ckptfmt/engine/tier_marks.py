@@ -66,6 +66,17 @@ def check_mark(
         )
 
 
+def refuse_replica(backend: Backend) -> None:
+    """``Conflict`` if this root is the replica of another one, through whose catalog nobody may write here."""
+    mark = read_mark(backend)
+    if mark is not None:
+        raise Conflict(
+            f"{backend.url} is the {mark.role} of a repository that is elsewhere: open that one for writing. If it is "
+            f"lost, `ckptfmt db adopt {backend.url}` makes this a repository of its own",
+            kind="copied_root",
+        )
+
+
 def ensure_replica(durable: Backend, replica: Backend, *, repository: str) -> verdict.TierMark:
     """The mark of a replica, made if there is none, after copies of the objects of the root: it opens by proof when the
     durable tier is lost. ``Conflict`` if the place is, or belongs to, another repository."""
@@ -79,8 +90,16 @@ def ensure_replica(durable: Backend, replica: Backend, *, repository: str) -> ve
             "another place",
             kind="tier_differs",
         )
+    claims = governing.all_claims(durable).readable
+    for claim in governing.all_claims(replica).readable.values():
+        if claims.get(claim.epoch) != claim:
+            raise Conflict(
+                f"{replica.url} cannot be a replica of {durable.url}: it has a catalog of its own ({claim.catalog}, "
+                f"epoch {claim.epoch}), so it was adopted; give another place",
+                kind="tier_differs",
+            )
     replica.create(layout.MARKER, durable.read(layout.MARKER, limit=verdict.BYTES_MAX))
     replica.make_folder(layout.CATALOGS)
-    for claim in governing.all_claims(durable).readable.values():
+    for claim in claims.values():
         replica.create(layout.catalog_claim(claim.epoch), verdict.encode_claim(claim))
     return ensure_mark(replica, role="replica", repository=repository, host=None)

@@ -96,6 +96,11 @@ class Backend(Protocol):
     def has_folder(self, prefix: str) -> bool:
         """Whether ``make_folder(prefix)`` was done and still holds. Always true for object stores."""
 
+    def remove_folder(self, prefix: str) -> None:
+        """Remove the folder ``prefix`` if it is empty. One that is not, or is absent, is left as it is. Nothing to do
+        for object stores. Where folders gather by the thousand this keeps listings short; it may be undone by a crash.
+        """
+
     def open_writer(self, key: str, nbytes: int) -> ObjectWriter:
         """Begin a large object of exactly ``nbytes`` bytes; space is reserved where that is possible.
 

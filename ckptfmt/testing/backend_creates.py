@@ -87,6 +87,19 @@ class CreateConformance(BackendRig):
             place.create("f/x", b"ours")
         assert self.raw_read(place, "f/x") == b"foreign"
 
+    def test_only_an_empty_folder_can_be_removed(self, place: Backend) -> None:
+        place.make_folder("f/a/b")
+        self.put(place, "f/x", b"x")
+        for prefix in ("f/a", "f", "", "absent", "f/absent"):
+            place.remove_folder(prefix)
+        assert place.has_folder("f/a/b")
+        assert self.raw_read(place, "f/x") == b"x"
+        for prefix in ("f/a/b", "f/a/b", "f/a"):
+            place.remove_folder(prefix)
+        place.make_folder("f/a/b")
+        place.create("f/a/b/x", b"again")
+        assert self.raw_read(place, "f/a/b/x") == b"again"
+
     def test_one_of_many_creates_wins(self, place: Backend) -> None:
         offers = [pattern(1000 + 37 * n, seed=n) for n in range(16)]
         for round_ in range(self.races):

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, Protocol, cast
 from ckptfmt import connect
 from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.engine.site import Site
+from ckptfmt.engine.tiers import Tier, Tiers
 from ckptfmt.errors import BackendError, CatalogError, CkptError, Unavailable
 from ckptfmt.ports.backend import Backend
 from ckptfmt.ports.catalog import Catalog
@@ -25,10 +26,12 @@ from ckptfmt.ports.records import LaunchRecord, LaunchRequest
 from ckptfmt.repository import Repository
 from ckptfmt.testing.catalog_faults import CATALOG_CHANGES, FaultyCatalog, unreachable
 from ckptfmt.testing.faults import MUTATIONS, Fault, FaultyBackend
+from ckptfmt.tiering import NO_TIERS, TierOrder, with_tiers
 
 __all__ = ["WAYS", "Life", "Operation", "Party", "Place", "Places", "Strike", "Way"]
 
-Party = Literal["storage", "catalog"]
+Party = Literal["storage", "stage", "replica", "catalog"]
+"""``storage`` is the durable tier."""
 Way = Literal["before", "torn", "after", "lost", "refused"]
 """The process ends before, in the middle of or after a call; or it lives on, and the call fails for it though it took
 effect (``lost``), or without having any (``refused``)."""
@@ -46,12 +49,15 @@ class Place:
     url: str
     catalog: str | None = None
     """URL of its catalog; None = the embedded one."""
+    tiers: TierOrder = NO_TIERS
+    """What is opened beside the durable tier."""
 
     def connect(self, mode: Literal["r", "w"], *, proof: bool = False) -> connect.Connection:
         """Open it, with ``proof`` without its catalog."""
-        return connect.open_site(
+        opened = connect.open_site(
             self.url, mode=mode, catalog=connect.NO_CATALOG if proof else self.catalog, storage_options=None
         )
+        return with_tiers(opened, self.tiers)
 
     def open(self, mode: Literal["r", "w"], *, proof: bool = False) -> Repository:
         return Repository(self.connect(mode, proof=proof), mode)
@@ -85,7 +91,7 @@ class Operation:
 
     @property
     def changes(self) -> bool:
-        return self.op in (MUTATIONS if self.party == "storage" else CATALOG_CHANGES)
+        return self.op in (CATALOG_CHANGES if self.party == "catalog" else MUTATIONS)
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -139,14 +145,23 @@ class Life:
         site = dataclasses.replace(
             connection.site,
             backend=self.watched_backend(connection.site.backend),
+            tiers=self._watched_tiers(connection.site.tiers),
             catalog=self.watched_catalog(connection.site.sql()),
         )
         self._repository = Repository(dataclasses.replace(connection, site=site), "w")
         return dataclasses.replace(connection, site=site)
 
-    def watched_backend(self, inner: Backend) -> FaultyBackend:
+    def watched_backend(self, inner: Backend, party: Party = "storage") -> FaultyBackend:
         """``inner`` as this process uses it, for work that opens its parts by itself."""
-        return _Storage(self, inner)
+        return _Storage(self, inner, party)
+
+    def _watched_tiers(self, tiers: Tiers) -> Tiers:
+        def watched(tier: Tier) -> Tier:
+            party: Party = "stage" if tier.role == "stage" else "replica"
+            return dataclasses.replace(tier, backend=self.watched_backend(tier.backend, party))
+
+        stage = None if tiers.stage is None else watched(tiers.stage)
+        return dataclasses.replace(tiers, stage=stage, replicas=tuple(map(watched, tiers.replicas)))
 
     def watched_catalog(self, inner: Catalog) -> Catalog:
         return cast(Catalog, _Sql(self, inner))
@@ -164,6 +179,11 @@ class Life:
     def backend(self) -> FaultyBackend:
         """The storage of ``site``, for more faults."""
         return cast(FaultyBackend, self.site.backend)
+
+    @property
+    def storage(self) -> list[FaultyBackend]:
+        """That of all tiers, the durable one first."""
+        return [self.backend, *(cast(FaultyBackend, tier.backend) for tier in self.site.tiers.every())]
 
     def checkpointer(self, run: str, **options: Any) -> Checkpointer:
         made = self.repository.checkpointer(run, **options)
@@ -191,7 +211,7 @@ class Life:
         self.check_alive(party)
         if threading.current_thread().daemon:
             return []
-        key = _MANIFEST.sub("manifest", key) if party == "storage" else ""
+        key = "" if party == "catalog" else _MANIFEST.sub("manifest", key)
         with self._lock:
             self._counts[party, op, key, offset] += 1
             operation = Operation(party, op, key, offset, self._counts[party, op, key, offset])
@@ -224,22 +244,23 @@ class Life:
 
 
 def _dead(party: Party) -> CkptError:
-    return BackendError("this process is dead") if party == "storage" else CatalogError("this process is dead")
+    return CatalogError("this process is dead") if party == "catalog" else BackendError("this process is dead")
 
 
 def _unanswered(party: Party) -> CkptError:
-    return Unavailable("the storage did not answer; try again later") if party == "storage" else unreachable()
+    return unreachable() if party == "catalog" else Unavailable("the storage did not answer; try again later")
 
 
 class _Storage(FaultyBackend):
-    def __init__(self, life: Life, inner: Backend) -> None:
+    def __init__(self, life: Life, inner: Backend, party: Party) -> None:
         super().__init__(inner)
         self._life = life
+        self._party = party
 
     def _arrive(self, op: str, key: str, offset: int | None, nbytes: int | None) -> list[Fault]:
         at = -1 if offset is None else offset
-        faults = [*self._life.arrive("storage", op, key, at), *super()._arrive(op, key, offset, nbytes)]
-        self._life.check_alive("storage")  # it may have died while this call was held up
+        faults = [*self._life.arrive(self._party, op, key, at), *super()._arrive(op, key, offset, nbytes)]
+        self._life.check_alive(self._party)  # it may have died while this call was held up
         return faults
 
 

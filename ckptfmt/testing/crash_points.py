@@ -18,7 +18,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckptfmt.engine.save.outcome import find_fenced
@@ -49,6 +49,8 @@ class CrashPoints:
     scenario: Scenario
     command_line: bool = True
     doors: tuple[Door, ...] = ()
+    meanwhile: Callable[[Place], None] = field(default=lambda place: None)
+    """What happens to the place after the process ended, before anybody looks."""
     operations: list[Operation] = field(init=False)
     cases_run: int = 0
     reached: set[int] = field(default_factory=set)
@@ -92,6 +94,7 @@ class CrashPoints:
         if not strike.reached:
             return [f"{case}: it was never reached"]
         self.reached.add(case.k)
+        self.meanwhile(self.place)
         problems += self.examine(told)
         return [f"{case}: {problem}" for problem in problems]
 

@@ -159,15 +159,17 @@ def commit(place: Place, told: Told, state: Any, step: int, run: str = RUN) -> T
     return told
 
 
-def leave(place: Place, step: int, op: str, name: str, run: str = RUN) -> None:
-    """Save one step in a process that ends just before the call of ``op`` about an object called ``name``."""
+def leave(place: Place, step: int, op: str, name: str, run: str = RUN, *, durable_only: bool = False) -> None:
+    """Save one step in a process that ends just before the call of ``op`` about an object called ``name``, on any of
+    the tiers or on the durable one."""
     life = Life(place)
 
     def kill() -> BaseException:
         life.die()
         return BackendError("this process is dead")
 
-    life.backend.add(Fault(op, error=kill, when=lambda call: name in call.key.rpartition("/")[2]))
+    for backend in life.storage[: 1 if durable_only else None]:
+        backend.add(Fault(op, error=kill, when=lambda call: name in call.key.rpartition("/")[2]))
     checkpointer = life.checkpointer(run, launch=f"badly-{step}")
     pending = checkpointer.save(sample_state(step), step=step)
     assert pending is not None

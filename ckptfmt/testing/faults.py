@@ -23,7 +23,7 @@ from ckptfmt.ports.backend import Backend, Buffer, ObjectInfo, ObjectWriter, Tra
 __all__ = ["MUTATIONS", "Call", "Fault", "FaultyBackend"]
 
 MUTATIONS: Final = frozenset(
-    {"create", "make_folder", "open_writer", "write_at", "finish", "abort", "delete", "sweep_debris"}
+    {"create", "make_folder", "open_writer", "write_at", "finish", "abort", "delete", "remove_folder", "sweep_debris"}
 )
 """Names of the calls that change what is stored: the candidates for crash points."""
 
@@ -222,6 +222,10 @@ class FaultyBackend(FaultyCalls):
     def make_folder(self, prefix: str) -> None:
         with self._whole("make_folder", prefix):
             self._inner.make_folder(prefix)
+
+    def remove_folder(self, prefix: str) -> None:
+        with self._whole("remove_folder", prefix):
+            self._inner.remove_folder(prefix)
 
     def has_folder(self, prefix: str) -> bool:
         with self._whole("has_folder", prefix):

@@ -69,6 +69,15 @@ def test_saved_restored_thinned_verified_and_read_by_proof(url: str, catalog: st
     assert ckptfmt.load(url, run="llama", keys="small")["small"].sum() == 3
 
 
+def test_a_stage_on_a_local_disk_is_copied_to_the_store(url: str, catalog: str, tmp_path: Path) -> None:
+    with ckptfmt.open(url, catalog=catalog, stage=tmp_path / "stage") as repository:
+        with repository.checkpointer("llama") as checkpointer:
+            pending = checkpointer.save(_STATE, step=1)
+            assert pending is not None
+            assert _equal(pending.result().load())
+    assert _equal(ckptfmt.load(f"{url}#llama"))
+
+
 def test_writing_wants_a_catalog_by_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CKPTFMT_CATALOG", raising=False)
     with pytest.raises(InvalidInput, match="sqlite:////local"):

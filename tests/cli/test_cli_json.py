@@ -21,6 +21,7 @@ from ckptfmt.cli import (
     history,
     listing,
     rebuilt,
+    replication,
     repository_view,
     resume,
     run_view,
@@ -35,6 +36,7 @@ from ckptfmt.demo.ranks import judge as ranks_judge
 from ckptfmt.demo.ranks import report as ranks_demo
 from ckptfmt.doctor import report as diagnosis
 from ckptfmt.engine import reports
+from ckptfmt.engine.keep import lag, repair
 from ckptfmt.measure import report as bench
 
 ROOMS = (
@@ -45,8 +47,11 @@ ROOMS = (
     diagnosis,
     generation_view,
     history,
+    lag,
     listing,
     rebuilt,
+    repair,
+    replication,
     repository_view,
     resume,
     run_view,
@@ -119,6 +124,8 @@ BOTH_WAYS = [
     (["inspect", "#train@2"], "generation"),
     (["inspect", "#train@2", "--tensor", "tied.1"], "tensor"),
     (["verify", "#train", "--all"], "verify"),
+    (["replicate", ""], "replicate"),
+    (["replicate", "", "--repair"], "replicate"),
     (["diff", "#train@1", "@2"], "diff"),
 ]
 BY_CATALOG = [

@@ -18,7 +18,7 @@ from ckptfmt import errors
 from ckptfmt.cli import exit_codes, main
 from ckptfmt.cli.demo import seconds
 
-VERBS = ["inspect", "ls", "verify", "diff", "gc", "recover", "db", "doctor", "bench", "demo"]
+VERBS = ["inspect", "ls", "verify", "diff", "replicate", "gc", "recover", "db", "doctor", "bench", "demo"]
 DB_VERBS = ["upgrade", "current", "check", "backup"]
 
 
@@ -204,7 +204,16 @@ def test_interrupt_is_a_code_not_a_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["ls"], ["ls", "#train"], ["inspect"], ["inspect", "#train@3"], ["verify"], ["gc"], ["recover", "--dry-run"]],
+    [
+        ["ls"],
+        ["ls", "#train"],
+        ["inspect"],
+        ["inspect", "#train@3"],
+        ["verify"],
+        ["replicate"],
+        ["gc"],
+        ["recover", "--dry-run"],
+    ],
 )
 def test_reading_works_without_torch(repository: Path, tmp_path: Path, arguments: list[str]) -> None:
     """A torch that cannot be imported is first on the path."""

@@ -6,12 +6,14 @@ import itertools
 import shutil
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptfmt.backends import memory
 from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.testing.crash_life import Place
+from ckptfmt.tiering import TierOrder
 
 if TYPE_CHECKING:
     from postgres_rig import PostgresServer
@@ -31,6 +33,10 @@ class MemoryPlaces:
         catalog = self._folder / f"catalog-{number}.sqlite"
         shutil.copy(self._empty, catalog)
         return Place(f"memory://crash-{uuid.uuid4().hex}", f"sqlite:///{catalog}")
+
+    def tiered(self, *, replicas: int = 0, durable_on: int = 1) -> TieredPlaces:
+        """The same with a stage, and so many replicas."""
+        return TieredPlaces(self, replicas, durable_on)
 
     def keep(self, place: Place) -> Callable[[], None]:
         store = memory._stores[_name(place)]
@@ -55,6 +61,49 @@ class MemoryPlaces:
     def forget(self, place: Place) -> None:
         MemoryBackend(_name(place)).forget()
         lose_catalog(place)
+
+
+class TieredPlaces:
+    """``MemoryPlaces`` with tiers beside the durable one, in memory too."""
+
+    def __init__(self, places: MemoryPlaces, replicas: int, durable_on: int) -> None:
+        self._places = places
+        self._replicas = replicas
+        self._durable_on = durable_on
+
+    def empty(self) -> Place:
+        place = self._places.empty()
+        replicas = tuple(f"{place.url}-replica{number}" for number in range(self._replicas))
+        return replace(place, tiers=TierOrder(f"{place.url}-stage", replicas, self._durable_on))
+
+    def keep(self, place: Place) -> Callable[[], None]:
+        put_back = self._places.keep(place)
+        stores = [memory._stores[url.partition("://")[2]] for url in _tier_urls(place)]
+        kept = [({key: bytes(data) for key, data in store.objects.items()}, set(store.folders)) for store in stores]
+
+        def put_all_back() -> None:
+            put_back()
+            for store, (objects, folders) in zip(stores, kept, strict=True):
+                store.objects.clear()
+                store.objects.update({key: bytearray(data) for key, data in objects.items()})
+                store.folders.clear()
+                store.folders.update(folders)
+
+        return put_all_back
+
+    def forget(self, place: Place) -> None:
+        for url in _tier_urls(place):
+            MemoryBackend(url.partition("://")[2]).forget()
+        self._places.forget(place)
+
+
+def _tier_urls(place: Place) -> list[str]:
+    return [str(place.tiers.stage), *map(str, place.tiers.replicas)]
+
+
+def lose_stage(place: Place) -> None:
+    """As with its node."""
+    MemoryBackend(str(place.tiers.stage).partition("://")[2]).forget()
 
 
 def lose_catalog(place: Place) -> None:

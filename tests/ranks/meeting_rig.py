@@ -28,6 +28,7 @@ from ckptfmt.errors import Fenced, SaveFailed
 from ckptfmt.repository import Repository
 from ckptfmt.testing.catalog_faults import FaultyCatalog
 from ckptfmt.testing.faults import Fault, FaultyBackend
+from ckptfmt.tiering import NO_TIERS, TierOrder, with_tiers
 
 WORLD: Final = 4
 ROWS: Final = 24
@@ -61,6 +62,7 @@ class Rank:
     def repository(self, *faults: Fault, sql: Sequence[Fault] = ()) -> Repository:
         """The job's repository, through which calls of this rank can be broken."""
         connection = connect.open_site(self.job.root, mode="w", catalog=self.job.catalog, storage_options=None)
+        connection = with_tiers(connection, self.job.tiers(self.rank))
         self.backend = FaultyBackend(connection.site.backend, *faults)
         self.catalog = FaultyCatalog(connection.site.sql(), *sql)
         site = dataclasses.replace(connection.site, backend=self.backend, catalog=self.catalog)
@@ -110,6 +112,7 @@ class Job:
         catalog: str | None = None,
         agent: int = 0,
         group_seconds: float = 60.0,
+        tiers: Callable[[int], TierOrder] = lambda rank: NO_TIERS,
     ) -> None:
         self.root = root
         self.place = place
@@ -119,6 +122,8 @@ class Job:
         self.agent = agent
         self.port = agent or free_port()
         self.group_seconds = group_seconds
+        self.tiers = tiers
+        """What each rank opens beside the durable tier."""
         if place == "c10d":
             import torch.distributed  # noqa: F401  # once for all forks
 

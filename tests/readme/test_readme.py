@@ -87,7 +87,7 @@ def test_the_change_from_torch_save_is_four_lines_and_both_sides_work(stage: Sta
 
 
 def test_loop_then_inference(stage: Stage) -> None:
-    loop, _, inference, slices = blocks("python")
+    loop, _, _, inference, slices = blocks("python")
     stage.run(loop)
     assert len(stage.steps_done) == STEPS
     with ckptfmt.open(stage.place / "ckpts", mode="r") as repo:
@@ -106,6 +106,13 @@ def test_loop_then_inference(stage: Stage) -> None:
 
     stage.run(slices)
     assert torch.equal(torch.as_tensor(stage.names["rows"]), saved["embed.weight"][:16])
+
+
+def test_a_fast_disk_first(stage: Stage) -> None:
+    stage.run(blocks("python")[2])
+    for name in ("ckpts", "ckpts-copy"):
+        assert ckptfmt.load(f"{stage.place / name}#llama", catalog="none").keys() == {"model", "optimizer"}
+    assert list((stage.place / "ckpts-stage").glob("*/runs/*/*/*.safetensors"))
 
 
 def as_rank(place: Path, port: int, ranks: int, steps: int, rank: int) -> dict[str, Any]:
@@ -153,7 +160,7 @@ def test_many_ranks_then_fewer(tmp_path: Path) -> None:
 def test_every_example_is_run() -> None:
     """A new block needs a test: these are all there are."""
     fences = re.findall(r"^```(\w+)$", README, flags=re.MULTILINE)
-    assert sorted(fences) == ["diff", "python", "python", "python", "python"]
+    assert sorted(fences) == ["diff", *["python"] * 5]
 
 
 def test_named_files_exist() -> None:

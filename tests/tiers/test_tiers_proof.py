@@ -135,6 +135,12 @@ assert len(model) == 50 and model["layer0"].shape == (100,), model
 into = {"model": {name: np.zeros(100) for name in model}}
 report = ckptfmt.restore(into, sys.argv[1], keys="model.*", catalog="none")
 assert report.step == 2, report
+try:
+    ckptfmt.load(sys.argv[1])
+except ckptfmt.InvalidInput as error:
+    assert 'catalog="none"' in str(error), error
+else:
+    raise AssertionError("a catalog was opened")
 with ckptfmt.open(sys.argv[1], mode="r", catalog="none") as repo:
     assert repo.latest().verify().ok
     print([info.step for info in repo.generations()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import pytest
 from tiers_rig import TieredPlace, assert_state, named, of_pack, state_of
@@ -15,6 +16,7 @@ from ckptfmt.errors import AccessDenied, SaveFailed, Unavailable
 from ckptfmt.format import layout
 from ckptfmt.format.manifest import decode_manifest
 from ckptfmt.format.states import State
+from ckptfmt.testing.crash_checks import command_line
 from ckptfmt.testing.faults import Fault
 
 PACK = layout.pack_name(0, 0)
@@ -171,5 +173,22 @@ def test_a_replica_is_never_written_to_as_a_repository(place: TieredPlace, caplo
     process = place.open(replicas=1)
     with caplog.at_level(logging.WARNING), process.checkpointer() as checkpointer:
         checkpointer.save(state_of(1), step=1).result(10)  # type: ignore[union-attr]
-    with pytest.raises(ckptfmt.Conflict, match="copy of"):
+    with pytest.raises(ckptfmt.Conflict, match="is the replica of a repository that is elsewhere"):
         ckptfmt.open(place.replica_urls[0], catalog=place.catalog_url)
+
+
+def test_a_replica_is_adopted_when_the_original_is_lost(tmp_path: Path) -> None:
+    root, copy = tmp_path / "r", tmp_path / "copy"
+    with ckptfmt.open(root, replicas=[copy]) as repository, repository.checkpointer("run") as checkpointer:
+        checkpointer.save(state_of(1), step=1).result(20)  # type: ignore[union-attr]
+    root.rename(tmp_path / "lost")
+    code, text = command_line("db", "adopt", str(copy))
+    assert code == 0, text
+    with ckptfmt.open(copy) as repository, repository.checkpointer("run") as checkpointer:
+        into = dict.fromkeys(state_of(0))
+        checkpointer.restore(into, strict=False)
+        assert_state(into, 1)
+        checkpointer.save(state_of(2), step=2).result(20)  # type: ignore[union-attr]
+    (tmp_path / "lost").rename(root)
+    with pytest.raises(ckptfmt.Conflict, match="it was adopted"):
+        ckptfmt.open(root, replicas=[copy])

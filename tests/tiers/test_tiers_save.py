@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tiers_rig import TieredPlace, assert_state, eventually, named, of_pack, state_of
 
+import ckptfmt
 from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.engine.save.staging import SKIPPED
 from ckptfmt.errors import AccessDenied, BackendError, Corrupt, OutOfSpace, SaveFailed, Unavailable
@@ -173,6 +175,36 @@ def test_bytes_that_changed_on_the_stage_are_never_acknowledged(place: TieredPla
         assert "'w'" in str(error.__cause__)
 
 
+def test_a_stage_that_is_lost_before_the_commit_fails_the_save(place: TieredPlace) -> None:
+    """Its memory is given away already: nobody has the bytes any more. The next save is none the worse."""
+    process = place.open()
+    held = process.backend.add(Fault("open_writer", hold=threading.Event(), when=of_pack))
+    with process.checkpointer() as checkpointer:
+        pending = checkpointer.save(state_of(1), step=1)
+        assert pending is not None
+        assert held.reached.wait(10)
+        place.lose_stage()
+        assert held.hold is not None
+        held.hold.set()
+        error = pending.exception(20)
+        assert isinstance(error, SaveFailed)
+        assert "no such object" in str(error)
+        assert_state(checkpointer.save(state_of(2), step=2).result(10).load(), 2)  # type: ignore[union-attr]
+
+
+def test_a_stage_that_is_lost_after_the_commit_is_not_missed(place: TieredPlace) -> None:
+    process = place.open()
+    with process.checkpointer() as checkpointer:
+        generation = checkpointer.save(state_of(1), step=1).result(10)  # type: ignore[union-attr]
+        checkpointer.wait(10)
+        place.lose_stage()
+        assert_state(generation.load(), 1)
+        into = dict.fromkeys(state_of(0))
+        checkpointer.restore(into, strict=False)
+        assert_state(into, 1)
+        assert_state(checkpointer.save(state_of(2), step=2).result(10).load(), 2)  # type: ignore[union-attr]
+
+
 # -- where the stage does not do --------------------------------------------------------------------
 REFUSALS = [
     ("make_folder", "before", lambda: AccessDenied("read-only")),
@@ -285,3 +317,13 @@ def test_what_the_catalog_does_not_know_stays(place: TieredPlace, caplog: pytest
         checkpointer.wait(10)
     assert f"{stranger}/{PACK}" in place.objects(place.stage_url)
     assert caplog.text.count("the catalog does not know") == 1
+
+
+def test_no_folders_gather_on_the_stage(tmp_path: Path) -> None:
+    with (
+        ckptfmt.open(tmp_path / "r", stage=tmp_path / "stage") as repository,
+        repository.checkpointer("run") as checkpointer,
+    ):
+        for seed in range(4):
+            checkpointer.save(state_of(seed), step=seed).result(20)  # type: ignore[union-attr]
+    assert len(list((tmp_path / "stage").glob("*/runs/*/*"))) == 1

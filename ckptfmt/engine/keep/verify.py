@@ -20,7 +20,7 @@ from ckptfmt.engine.reports import Problem, VerifiedTier, VerifyReport
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.engine.transfer import run_all
 from ckptfmt.errors import BackendError, Corrupt, FormatError, NotFound
-from ckptfmt.format import checksum, pack
+from ckptfmt.format import checksum, layout, pack
 from ckptfmt.format.tables import PackRow
 
 Progress = Callable[[int, int], None]
@@ -93,10 +93,22 @@ def _held(opened: Opened, tier: Tier) -> tuple[list[Held], list[str]]:
     if tier.role != "durable":
         try:
             faults = protocol.pack_faults(tier.backend, opened.folder, opened.manifest, opened.manifest.packs)
-            absent = [key for key, fault in faults.items() if isinstance(fault, NotFound)]
+            # A copy under way, or that of a dead process, has another length until it is whole: that is no damage.
+            proven = not faults or _is_proven_there(opened, tier)
+            absent = [key for key, fault in faults.items() if isinstance(fault, NotFound) or not proven]
         except BackendError:
             pass  # reading says why
     return [Held(row, key, key) for key, row in packs.items() if key not in absent], absent
+
+
+def _is_proven_there(opened: Opened, tier: Tier) -> bool:
+    """Whether the tier says that it holds the generation: COMMIT.json comes after all packs. A stage never does."""
+    key = f"{opened.folder}/{layout.COMMIT}" if opened.folder else layout.COMMIT
+    try:
+        tier.backend.head(key)
+    except NotFound:
+        return False
+    return True
 
 
 def _with_repairs(opened: Opened, scan: _Scan, tier: Tier, present: Sequence[Held], absent: Sequence[str]) -> Findings:

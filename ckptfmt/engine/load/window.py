@@ -8,7 +8,7 @@ from ckptfmt.engine.arena import PAGE, map_memory
 from ckptfmt.engine.load.decisions import Fill
 from ckptfmt.engine.load.filling import Filling, takes_all
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.plan import align_down, align_up
+from ckptfmt.engine.plan import WINDOW_BYTES, align_down, align_up
 from ckptfmt.engine.read import StoredBox
 from ckptfmt.engine.touch import address_of
 from ckptfmt.engine.transfer import copy_memory, run_all
@@ -63,8 +63,8 @@ def _dense_address(fill: Fill) -> int | None:
 
 def _fill_dense(opened: Opened, box: StoredBox, address: int, path: str, changed: list[str]) -> int:
     spans = list(enumerate(checksum.chunk_spans(box.nbytes, box.chunk_bytes)))
-    workers = min(opened.nearest.threads([box.pack]), len(spans))
     window_bytes = align_up(min(box.chunk_bytes, box.nbytes)) + 2 * PAGE
+    workers = max(1, min(opened.nearest.threads([box.pack]), len(spans), WINDOW_BYTES // window_bytes))
     windows = [map_memory(window_bytes) for _ in range(workers)]
 
     def work(number: int) -> None:

@@ -121,7 +121,8 @@ class Spreader:
                 return
             if left != before:
                 since, before = time.monotonic(), left
-            if time.monotonic() - since > (_LAST_LOOKS_SECONDS if self._closing else self._patience):
+            ending = self._closing or not threading.main_thread().is_alive()  # the interpreter waits for this thread
+            if time.monotonic() - since > (_LAST_LOOKS_SECONDS if ending else self._patience):
                 raise GivenUp(f"{left} packs of other ranks do not come")
             self._give_up()
             looks.rest()

@@ -97,6 +97,7 @@ class StageKeeper:
     def _removable(self, keep: int) -> list[stage.Held]:
         """What may go, by the run of this launch: other runs have keepers of their own."""
         found = [each for each in stage.held(self._tier) if each.run_key == self._run_key]
+        self._forget({each.key for each in found})
         known = {each.key: self._known(each.key) for each in found}
         committed = sorted(
             (seq, key) for key, (state, seq) in known.items() if state is State.COMMITTED and seq is not None
@@ -107,6 +108,13 @@ class StageKeeper:
             for each in found
             if each.key not in kept and known[each.key][0] is not None and known[each.key][0] not in OPEN_STATES
         ]
+
+    def _forget(self, present: set[str]) -> None:
+        """What has its verdict and is gone from the stage."""
+        with self._lock:
+            over = [key for key, (state, _) in self._own.items() if state not in (None, *OPEN_STATES)]
+            for key in set(over) - present:
+                del self._own[key]
 
     def _known(self, key: str) -> tuple[State | None, int | None]:
         """State and commit number; no state where it must stay."""

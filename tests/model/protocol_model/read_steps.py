@@ -53,7 +53,7 @@ def _read_choose(world: World, s: bytes, a: Actor, out: Out) -> None:
     _choose(s, a, out, "read_open")
 
 
-@step("read_open", "opens {g}", "ckptfmt.engine.opened:open_row", "ckptfmt.engine.protocol:check_packs")
+@step("read_open", "opens {g}", "ckptfmt.engine.opened:open_row", "ckptfmt.engine.nearest:Nearest.require")
 def _read_open(world: World, s: bytes, a: Actor, out: Out) -> None:
     _open(world, s, a, out, s[v.ROWS[at_hand(s, a)] + v.MANIFEST], "read_register", "read_choose")
 
@@ -107,7 +107,7 @@ def _proof_stone(world: World, s: bytes, a: Actor, out: Out) -> None:
     emit(out, s, t, a, "it has one" if there else "it has none", g=g)
 
 
-@step("proof_open", "opens {g} by proof", "ckptfmt.engine.opened:open_proven", "ckptfmt.engine.protocol:check_packs")
+@step("proof_open", "opens {g} by proof", "ckptfmt.engine.opened:open_proven", "ckptfmt.engine.nearest:Nearest.require")
 def _proof_open(world: World, s: bytes, a: Actor, out: Out) -> None:
     found = s[v.FOLDERS[at_hand(s, a)] + v.COMMIT]
     _open(world, s, a, out, v.verdict_facts(found)[2] if v.proves(found) else 0, "proof_reading", "proof_choose")
