@@ -75,8 +75,23 @@ class S3Server:
     def command(self) -> list[str]:
         raise NotImplementedError
 
+    def pick_ports(self) -> None:
+        self.port = free_port()
+
     def start(self) -> None:
         """Start it, or start it again on the ports that it had, and wait until it answers."""
+        if self.port:
+            return self._start()
+        for left in reversed(range(3)):
+            self.pick_ports()
+            try:
+                return self._start()
+            except AssertionError:  # somebody else may have taken a port in between
+                self.kill()
+                if not left:
+                    raise
+
+    def _start(self) -> None:
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(),
@@ -116,13 +131,16 @@ class SeaweedServer(S3Server):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._weed = binary("weed")
-        self._ports = [free_port() for _ in range(8)]
-        self.port = self._ports[6]
+        self._ports: list[int] = []
         keys = [{"accessKey": KEY, "secretKey": SECRET}]
         rights = ["Admin", "Read", "Write", "List", "Tagging"]
         (folder / "s3.json").write_text(
             json.dumps({"identities": [{"name": "t", "credentials": keys, "actions": rights}]})
         )
+
+    def pick_ports(self) -> None:
+        self._ports = [free_port() for _ in range(8)]
+        self.port = self._ports[6]
 
     def command(self) -> list[str]:
         names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
@@ -144,7 +162,6 @@ class RcloneServer(S3Server):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._rclone = binary("rclone")
-        self.port = free_port()
         (folder / "buckets").mkdir()
 
     def command(self) -> list[str]:

@@ -70,11 +70,11 @@ def test_saved_restored_thinned_verified_and_read_by_proof(url: str, catalog: st
 
 
 def test_a_stage_on_a_local_disk_is_copied_to_the_store(url: str, catalog: str, tmp_path: Path) -> None:
-    with ckptfmt.open(url, catalog=catalog, stage=tmp_path / "stage") as repository:
-        with repository.checkpointer("llama") as checkpointer:
-            pending = checkpointer.save(_STATE, step=1)
-            assert pending is not None
-            assert _equal(pending.result().load())
+    repository = ckptfmt.open(url, catalog=catalog, stage=tmp_path / "stage")
+    with repository, repository.checkpointer("llama") as checkpointer:
+        pending = checkpointer.save(_STATE, step=1)
+        assert pending is not None
+        assert _equal(pending.result().load())
     assert _equal(ckptfmt.load(f"{url}#llama"))
 
 
