@@ -71,6 +71,8 @@ def backend_for(
 
         _options(None, options, scheme)
         return MemoryBackend(rest)
+    if scheme in ("s3", "gs", "az"):
+        return _objects(text, scheme, options, create)
     return _fsspec(text, options, create)
 
 
@@ -80,6 +82,17 @@ def _posix(path: str, options: Mapping[str, Any] | None, create: bool) -> Backen
     if not path:
         raise InvalidInput("an empty path is no repository: give a folder")
     backend = PosixBackend(path, _options(PosixOptions, options, "file"))
+    if create:
+        backend.create_root()
+    return backend
+
+
+def _objects(url: str, scheme: str, options: Mapping[str, Any] | None, create: bool) -> Backend:
+    if scheme == "s3":
+        from ckptfmt.backends.s3 import s3_backend as opened
+    else:
+        from ckptfmt.backends.obstore_store import obstore_backend as opened
+    backend = opened(url, options)
     if create:
         backend.create_root()
     return backend

@@ -11,6 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from postgres_rig import PostgresServer
+    from s3_rig import RcloneServer, SeaweedServer
 
 _TOLD = pytest.StashKey[dict[str, list[str]]]()
 
@@ -86,3 +87,21 @@ def postgres_template(postgres: PostgresServer) -> str:
 def postgres_catalog(postgres: PostgresServer, postgres_template: str) -> str:
     """The URL of a catalog with its schema and nothing else, on that server, for this test alone."""
     return postgres.url(postgres.new_database(postgres_template))
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[SeaweedServer]:
+    """An S3 server for tests that leave it running."""
+    from s3_rig import SeaweedServer, s3_server
+
+    with s3_server(SeaweedServer) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone() -> Iterator[RcloneServer]:
+    """An S3 server that heeds no condition, for tests that leave it running."""
+    from s3_rig import RcloneServer, s3_server
+
+    with s3_server(RcloneServer) as server:
+        yield server

@@ -17,6 +17,9 @@ from ckptfmt.testing.backend_rig import BackendRig, at_once, pattern
 class CreateConformance(BackendRig):
     """Small objects are created whole, exactly once, and never over another."""
 
+    races = 12
+    """How often many creates of one key are let loose at once."""
+
     def test_make_folder_is_idempotent_and_deep(self, backend: Backend) -> None:
         backend.make_folder("a/b/c")
         backend.make_folder("a/b/c")
@@ -99,14 +102,14 @@ class CreateConformance(BackendRig):
 
     def test_one_of_many_creates_wins(self, place: Backend) -> None:
         offers = [pattern(1000 + 37 * n, seed=n) for n in range(16)]
-        for round_ in range(12):
+        for round_ in range(self.races):
             key = f"f/x{round_}"
             results = at_once([partial(place.create, key, data) for data in offers])
             won = [data for data, result in zip(offers, results, strict=True) if result is None]
             assert len(won) == 1
             assert all(isinstance(result, Conflict) for result in results if result is not None)
             assert self.raw_read(place, key) == won[0]
-        assert len(self.raw_list(place)) == 12
+        assert len(self.raw_list(place)) == self.races
 
     def test_equal_creates_at_once_all_succeed(self, place: Backend) -> None:
         assert at_once([lambda: place.create("f/x", b"same" * 500)] * 16) == [None] * 16

@@ -30,7 +30,11 @@ def test_every_dependency_is_imported_and_every_import_declared() -> None:
         if any(not room.startswith("ckptfmt.testing") for room in graph.find_modules_that_directly_import(name))
     }
     imported = {plain(homes[name][0]) for name in needed}
-    optional = {plain(line) for extra in ("torch", "postgres") for line in PROJECT["optional-dependencies"][extra]}
+    optional = {
+        plain(line)
+        for extra in ("torch", "postgres", "s3", "gcs", "azure")
+        for line in PROJECT["optional-dependencies"][extra]
+    }
     assert imported == {plain(line) for line in PROJECT["dependencies"]} | optional
 
 

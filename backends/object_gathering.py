@@ -1,0 +1,81 @@
+"""Parts of an object that come in pieces, held until they are whole."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_MEMORY_MAX: Final = 64 << 20
+"""Bytes of unfinished parts that are held in memory; more lie in temporary files, which the system writes out."""
+
+
+class _Room:
+    def __init__(self, nbytes: int, *, in_memory: bool) -> None:
+        self.in_memory: Final = in_memory
+        self.missing = nbytes
+        self._mapped: mmap.mmap | None = None
+        if in_memory:
+            self.view = memoryview(bytearray(nbytes))
+            return
+        with tempfile.TemporaryFile(prefix="ckptfmt-part-") as file:
+            file.truncate(nbytes)
+            self._mapped = mmap.mmap(file.fileno(), nbytes)
+        self.view = memoryview(self._mapped)
+
+    def close(self) -> None:
+        self.view.release()
+        if self._mapped is not None:
+            self._mapped.close()
+
+
+class Gathering:
+    """``length`` gives the bytes of a part. Thread-safe for disjoint pieces."""
+
+    def __init__(self, length: Callable[[int], int]) -> None:
+        self._length: Final = length
+        self._lock: Final = threading.Lock()
+        self._rooms: dict[int, _Room] = {}
+        self._held = 0
+
+    @contextmanager
+    def added(self, index: int, at: int, piece: memoryview) -> Iterator[memoryview | None]:
+        """Keep a piece of the part ``index``; gives the part, which is forgotten afterwards, if it is whole now."""
+        with self._lock:
+            room = self._rooms.get(index) or self._open(index)
+        room.view[at : at + len(piece)] = piece
+        with self._lock:
+            room.missing -= len(piece)
+            is_whole = room.missing <= 0 and self._rooms.get(index) is room
+            if is_whole:
+                del self._rooms[index]
+        if not is_whole:
+            yield None
+            return
+        try:
+            yield room.view
+        finally:
+            self._close(room)
+
+    def _open(self, index: int) -> _Room:
+        nbytes = self._length(index)
+        room = self._rooms[index] = _Room(nbytes, in_memory=self._held + nbytes <= _MEMORY_MAX)
+        if room.in_memory:
+            self._held += nbytes
+        return room
+
+    def _close(self, room: _Room) -> None:
+        with self._lock:
+            if room.in_memory:
+                self._held -= len(room.view)
+        room.close()
+
+    def forget(self) -> None:
+        """Drop what is unfinished. No piece may be on its way."""
+        with self._lock:
+            rooms, self._rooms = list(self._rooms.values()), {}
+        for room in rooms:
+            self._close(room)

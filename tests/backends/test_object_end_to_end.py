@@ -1,0 +1,138 @@
+"""A whole life on an S3 server: saved, restored, thinned out, verified, and read where there is no catalog."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forked import Forked
+from s3_rig import KEY, SECRET, SeaweedServer
+
+import ckptfmt
+from ckptfmt.backends import object_probe
+from ckptfmt.backends.s3 import s3_backend
+from ckptfmt.backends.s3_store import S3Store
+from ckptfmt.errors import InvalidInput
+
+_STATE = {"weights": np.arange(3_000_000, dtype=np.float64), "small": np.ones(3, dtype=np.int8), "epoch": 4}
+
+
+@pytest.fixture
+def url(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As users give it: the place in the URL, the keys in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    return f"s3://{seaweed.new_root()}/team/ckpts?endpoint={seaweed.endpoint}"
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, empty_catalog: Path, quick: None) -> str:
+    path = tmp_path / "catalog.sqlite"
+    path.write_bytes(empty_catalog.read_bytes())
+    return f"sqlite:///{path}"
+
+
+def _equal(found: Any) -> bool:
+    return (
+        np.array_equal(found["weights"], _STATE["weights"])
+        and np.array_equal(found["small"], _STATE["small"])
+        and found["epoch"] == 4
+    )
+
+
+def test_saved_restored_thinned_verified_and_read_by_proof(url: str, catalog: str) -> None:
+    with ckptfmt.open(url, catalog=catalog) as repository:
+        with repository.checkpointer("llama", every_steps=1) as checkpointer:
+            for step in range(3):
+                pending = checkpointer.save(_STATE, step=step)
+                assert pending is not None
+                pending.result()
+        assert [info.step for info in repository.generations(run="llama")] == [2, 1, 0]
+        latest = repository.latest("llama")
+        assert latest.verify().ok
+        into = {"weights": np.zeros(3_000_000), "small": np.zeros(3, dtype=np.int8), "epoch": 0}
+        latest.restore(into)
+        assert _equal(into)
+        assert _equal(latest.load())
+        assert np.array_equal(latest["weights"][10:20], _STATE["weights"][10:20])
+        repository.gc(dry_run=False)
+    with ckptfmt.open(url, catalog=catalog) as again:  # the same place is known again
+        assert again.latest("llama").step == 2
+    assert _equal(ckptfmt.load(f"{url}#llama"))
+    assert _equal(ckptfmt.load(f"{url}#llama@step:1", catalog="none"))
+    assert ckptfmt.load(url, run="llama", keys="small")["small"].sum() == 3
+
+
+def test_a_stage_on_a_local_disk_is_copied_to_the_store(url: str, catalog: str, tmp_path: Path) -> None:
+    repository = ckptfmt.open(url, catalog=catalog, stage=tmp_path / "stage")
+    with repository, repository.checkpointer("llama") as checkpointer:
+        pending = checkpointer.save(_STATE, step=1)
+        assert pending is not None
+        assert _equal(pending.result().load())
+    assert _equal(ckptfmt.load(f"{url}#llama"))
+
+
+def test_writing_wants_a_catalog_by_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CKPTFMT_CATALOG", raising=False)
+    with pytest.raises(InvalidInput, match="sqlite:////local"):
+        ckptfmt.save(_STATE, url)
+
+
+def test_a_fork_uses_connections_of_its_own(url: str, catalog: str) -> None:
+    ckptfmt.save(_STATE, url, catalog=catalog)
+    with ckptfmt.open(url, mode="r") as repository:
+        generation = repository.latest()
+        assert list(generation) == ["weights", "small"]
+        fork = Forked(lambda: _equal(generation.load()))
+        assert _equal(generation.load())
+        assert fork.result() is True
+
+
+def test_a_fork_does_not_wait_for_its_parents_threads(url: str, catalog: str) -> None:
+    """Made while other threads of the parent open connections, fetch keys and ask the server."""
+    ckptfmt.save(_STATE, url, catalog=catalog)
+    place = s3_backend(url)
+    store = place._place.store
+    assert isinstance(store, S3Store)
+    client = store._client
+    assert client._credentials is not None
+
+    def create() -> None:
+        signal.alarm(20)
+        place.create("from-a-fork", b"1")
+
+    with client._http._lock, client._credentials._lock, object_probe._lock:
+        fork = Forked(create)
+        assert fork.result() is None
+    assert place.read("from-a-fork", limit=1) == b"1"
+    place.close()
+
+
+_READER = """
+import sys, ckptfmt
+for name in ("numpy", "torch", "sqlalchemy", "obstore", "ssl", "xml.etree.ElementTree"):
+    assert name not in sys.modules, name
+state = ckptfmt.load(sys.argv[1])
+assert "sqlalchemy" not in sys.modules and "obstore" not in sys.modules
+print(float(state["weights"][-1]))
+"""
+
+
+def test_a_reader_needs_neither_sql_nor_obstore(url: str, catalog: str) -> None:
+    ckptfmt.save(_STATE, url, catalog=catalog)
+    done = subprocess.run(
+        [sys.executable, "-c", _READER, f"{url}#default"], capture_output=True, text=True, env=os.environ, timeout=60
+    )
+    assert done.stdout.strip() == "2999999.0", done.stderr
+
+
+@pytest.fixture(autouse=True)
+def _no_other_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)

