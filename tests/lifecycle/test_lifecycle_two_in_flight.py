@@ -193,9 +193,11 @@ def _leave(checkpointer: Checkpointer) -> None:
 
 @pytest.mark.parametrize("way", [Checkpointer.wait, Checkpointer.close, _leave, lambda c: save(c, 3)])
 def test_two_failures_surface_together_the_first_first(place: Place, way: Callable[[Checkpointer], Any]) -> None:
-    process = place.open(Fault("write_at", error=broken, times=2))
+    hold = threading.Event()
+    process = place.open(Fault("write_at", error=broken, times=2, hold=hold))
     checkpointer = process.checkpointer(in_flight_max=2)
     handles = [save(checkpointer, 1), save(checkpointer, 2)]
+    hold.set()  # not before: the second save would tell of the first one's failure
     eventually(lambda: all(pending.done() for pending in handles))
     with pytest.raises(SaveFailed, match="step 1: ") as caught:
         way(checkpointer)
