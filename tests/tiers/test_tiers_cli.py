@@ -58,6 +58,7 @@ def test_gc_and_recover_find_the_tiers_that_the_catalog_knows(tmp_path: Path) ->
         site = repository._connection.site
         row = site.sql().generations(run="run")[-1]
         folder = f"runs/{row.run_key}/{row.key}"
+        site.tiers.stage.backend.make_folder(folder)  # type: ignore[union-attr]
         site.tiers.stage.backend.create(f"{folder}/{layout.pack_name(0, 7)}", b"x")  # type: ignore[union-attr]
     with ckptfmt.open(root) as repository:
         from ckptfmt.engine.keep import gc

@@ -37,7 +37,7 @@ def _begin(world: World, s: bytes, a: Actor, out: Out) -> None:
     "pack",
     "C2: writes its pack of {g} and makes it durable",
     f"{_SESSION}._persist",
-    f"{_SESSION}._check_still_writing",
+    "ckptfmt.engine.save.writing:Writing._check_still_writing",
     "ckptfmt.engine.save.persist:write_packs",
     op="finish pack",
 )
