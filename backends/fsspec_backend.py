@@ -157,6 +157,10 @@ class FsspecBackend:
             f"write {self._where(key)}: the name is taken; objects are never overwritten: choose another name"
         )
 
+    def sync(self, key: str) -> None:
+        """Nothing: an object is published once it is durable, as far as that can be had."""
+        checked_key(key)
+
     def delete(self, key: str) -> None:
         self._place.remove(checked_key(key))
 

@@ -89,6 +89,10 @@ class ObjectBackend:
             return SpoolWriter(self._place, key, nbytes)
         return ObjectWriter(self._place, self._multipart, key, nbytes)
 
+    def sync(self, key: str) -> None:
+        """Nothing: a store shows only what it keeps."""
+        checked_key(key)
+
     def delete(self, key: str) -> None:
         whole = self._place.whole(checked_key(key))
         with _translated("delete", self._place.where(key)):

@@ -18,6 +18,7 @@ import msgspec
 from ckptfmt.backends.buffers import flat_bytes
 from ckptfmt.backends.keys import is_catalog_file, is_component, is_temporary
 from ckptfmt.backends.posix_create import Creation
+from ckptfmt.backends.posix_descriptors import opened
 from ckptfmt.backends.posix_direct import BLOCK, DirectRules
 from ckptfmt.backends.posix_errors import translate, translated
 from ckptfmt.backends.posix_folders import Folders
@@ -25,7 +26,7 @@ from ckptfmt.backends.posix_mapping import MappedRange, map_cached
 from ckptfmt.backends.posix_names import Names
 from ckptfmt.backends.posix_place import ABSENT, Place
 from ckptfmt.backends.posix_read_back import ReadBack
-from ckptfmt.backends.posix_reader import PosixReader, require_regular
+from ckptfmt.backends.posix_reader import OPEN_TO_READ, PosixReader, require_regular
 from ckptfmt.backends.posix_writer import PosixWriter, WriterTools
 from ckptfmt.backends.syscalls import Syscalls
 from ckptfmt.errors import InvalidInput
@@ -141,6 +142,13 @@ class PosixBackend:
             writer = PosixWriter(path, nbytes, tools)
             writer.open()
         return writer
+
+    def sync(self, key: str) -> None:
+        path = self._folders.object_path(key, "sync")
+        with translated("sync", path):
+            with opened(self._names, path, OPEN_TO_READ, writing=True) as descriptor:
+                self._sys.fsync(descriptor)
+            self._folders.sync(os.path.dirname(path))
 
     def delete(self, key: str) -> None:
         path = self._folders.object_path(key, "delete")

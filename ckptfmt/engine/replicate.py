@@ -202,12 +202,13 @@ class Copying:
             name = name_of(number)
             try:
                 self._copy_as(pack, name)
-            except Conflict:
+            except _Taken as taken:
                 if self.holds(pack, name):
+                    self.target.sync(f"{self.folder}/{name}")
                     self.pace.copied(pack.row.nbytes)
                     return name
                 if number >= _NAMES_MAX:
-                    raise
+                    raise taken.error from None
                 self._remove_dead(name)
             except BackendError as error:
                 failures += 1
@@ -241,7 +242,8 @@ class Copying:
     def _copy_from(self, source: Source, pack: PackToCopy, name: str) -> None:
         key, there = f"{self.folder}/{name}", source.names.get(pack.row.name, pack.row.name)
         self.pace.begins(name)
-        writer = self.target.open_writer(key, pack.row.nbytes)
+        with _taking():
+            writer = self.target.open_writer(key, pack.row.nbytes)
         copied: list[int] = []
         try:
 
@@ -252,7 +254,8 @@ class Copying:
 
             self._read_through(source.backend, f"{self.folder}/{there}", pack, hand_on)
             self.pace.give_up()
-            writer.finish()
+            with _taking():
+                writer.finish()
         except BaseException:
             self.pace.copied(-sum(copied))
             _abort(writer, f"{self.target.url}/{key}")
@@ -293,6 +296,22 @@ class _Unreadable(Exception):
     def __init__(self, error: NotFound | Corrupt | BackendError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class _Taken(Exception):
+    """The name is another object's. Not any ``Conflict``: ``give_up`` raises some, too."""
+
+    def __init__(self, error: Conflict) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def _taking() -> Iterator[None]:
+    try:
+        yield
+    except Conflict as error:
+        raise _Taken(error) from error
 
 
 @contextmanager

@@ -108,6 +108,12 @@ class Backend(Protocol):
         ``NotFound`` if the folder is absent. The writer never makes a folder.
         """
 
+    def sync(self, key: str) -> None:
+        """Make an object durable that was found there: whoever wrote it may have died before its own sync.
+
+        ``NotFound`` if it is gone. Nothing to do where no object is seen before it is durable.
+        """
+
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset``. A short object is ``Corrupt``, an absent one ``NotFound``.
 

@@ -235,6 +235,10 @@ class FaultyBackend(FaultyCalls):
         with self._whole("open_writer", key, nbytes=nbytes), self._reserved(key, nbytes):
             return _FaultyWriter(self, key, self._inner.open_writer(key, nbytes))
 
+    def sync(self, key: str) -> None:
+        with self._whole("sync", key):
+            self._inner.sync(key)
+
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         self._divisible("read_into", key, offset, buffer, lambda at, view: self._inner.read_into(key, at, view))
 

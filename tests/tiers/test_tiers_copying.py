@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptfmt.backends.memory import MemoryBackend
+from ckptfmt.backends.posix import PosixBackend
 from ckptfmt.engine import plan as plans
 from ckptfmt.engine import replicate
 from ckptfmt.engine.arena import Arena
@@ -21,9 +24,10 @@ from ckptfmt.engine.save.context import ALONE
 from ckptfmt.engine.save.parts import make_part
 from ckptfmt.engine.save.persist import write_packs
 from ckptfmt.engine.save.snapshot import Planner, take_snapshot
-from ckptfmt.errors import BackendError, Conflict, Corrupt, NotFound, OutOfSpace, Unavailable
+from ckptfmt.errors import BackendError, Conflict, Corrupt, Fenced, NotFound, OutOfSpace, Unavailable
 from ckptfmt.format import checksum
 from ckptfmt.testing.faults import Fault, FaultyBackend
+from ckptfmt.testing.syscalls import WatchedSyscalls
 
 UNIT = 1 << 16
 FOLDER = "f"
@@ -218,3 +222,40 @@ def test_failures_of_the_target_are_bounded() -> None:
     with pytest.raises(OutOfSpace):
         Copying([Source(source)], full, FOLDER).copy(packs, named(packs))
     assert full.counts["open_writer"] == 1
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_whoever_gives_up_is_not_taken_for_a_name_that_is_taken(replaces: bool) -> None:
+    """A launch that has been fenced hears so once, in the middle of a copy: it stops, and removes nothing."""
+    source, packs = written([200_000])
+    told = iter([None, None, Fenced("a newer launch has the run")])
+
+    def give_up() -> None:
+        error = next(told, None)
+        if error is not None:
+            raise error
+
+    target = place()
+    with pytest.raises(Fenced):
+        Copying([Source(source)], target, FOLDER, Pace(give_up=give_up), replaces=replaces).copy(packs, named(packs))
+    assert target.counts["open_writer"] == 1
+    assert target.counts["delete"] == 0
+
+
+def test_what_a_killed_writer_had_not_synced_is_synced_before_it_counts(tmp_path: Path) -> None:
+    """Cut to its length, all bytes in the page cache, and then the process was killed: a power cut would take them."""
+    source, packs = written([70_000])
+    calls = WatchedSyscalls()
+    target = PosixBackend(tmp_path, syscalls=calls)
+    target.make_folder(FOLDER)
+    (name,) = (pack.row.name for pack in packs)
+    whole = content(source, name)
+    killed = target.open_writer(f"{FOLDER}/{name}", len(whole))
+    killed.write_at(0, whole)
+    calls.fail("fsync", errno.EIO, nth=len(calls.trace("fsync")) + 1, times=1)
+    with pytest.raises(BackendError):
+        killed.finish()
+    calls.clear()
+    assert Copying([Source(source)], target, FOLDER).copy(packs, named(packs)) == [name]
+    assert calls.trace("pwrite") == [], "it is whole: no second copy"
+    assert calls.trace("fsync") == [("fsync", name), ("fsync", FOLDER)]

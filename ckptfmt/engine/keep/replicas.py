@@ -70,6 +70,7 @@ def _held_as(copying: Copying, target: Tier, pack: PackToCopy, row: GenerationRe
     repairs = repairs_in(target.backend, copying.folder).get(pack.row.name, ())
     for name in (pack.row.name, *repairs):
         if copying.holds(pack, name):
+            target.backend.sync(f"{copying.folder}/{name}")
             return name
     key = f"{copying.folder}/{pack.row.name}"
     raise Corrupt(
