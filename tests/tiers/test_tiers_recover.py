@@ -248,3 +248,15 @@ def test_a_dead_process_is_dead(place: TieredPlace) -> None:
     process.die()
     with pytest.raises(BackendError):
         process.stage.list("")
+
+
+@pytest.mark.parametrize("op", ["read", "head"])
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_stage_that_is_away_for_a_moment_says_nothing_about_what_it_holds(
+    place: TieredPlace, op: str, dry_run: bool
+) -> None:
+    die_at(place, "create", PART)
+    process = place.open()
+    process.stage.add(Fault(op, error=lambda: Unavailable("the stage does not answer"), times=1, when=named("/r0")))
+    (action,) = process.repository.recover(dry_run=dry_run).actions
+    assert action.action == "committed", action.reason

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from ckptfmt.engine import stage, verdicts
+from ckptfmt.engine import protocol, stage, verdicts
 from ckptfmt.engine.leases import RENEW_SECONDS
 from ckptfmt.engine.replicate import Copying, Pace, Source, packs_to_copy
 from ckptfmt.engine.site import Site
@@ -34,22 +34,25 @@ Renew = Callable[[], object]
 """Keeps the lease while a long copy is under way. Raises once the run is somebody else's."""
 
 _PART_NAMES_MAX: Final = 8
+_AWAY_SECONDS: Final = 10.0
+"""How long a stage that does not answer is asked again before nothing is staged there."""
 
 
 def find_staged(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -> dict[int, Part]:
     """The staged parts of those of ``ranks`` that are not durable, where all their packs lie on the stage as well.
 
-    Lengths are compared, not bytes: copying does that.
+    Lengths are compared, not bytes: copying does that. A stage that is away is asked again, for a while: it may be gone
+    for good, and must keep no launch out.
     """
     tier = site.tiers.stage
     if tier is None:
         return {}
-    found = {}
+    found, until = {}, time.monotonic() + _AWAY_SECONDS
     for record in ranks:
         if record.state not in ("writing", "staged"):
             continue
         try:
-            found[record.rank] = _staged_part(tier, row, record.rank)
+            found[record.rank] = protocol.repeat(partial(_staged_part, tier, row, record.rank), until=until)
         except (NotFound, FormatError, BackendError) as error:
             log.info("generation %d of run %r: rank %d is not staged here: %s", row.id, row.run, record.rank, error)
     return found
