@@ -20,6 +20,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from ckptfmt.backends.fork_locks import ForkLock
+from ckptfmt.errors import InvalidInput
 
 _BODY_LIMIT: Final = 64 << 20
 """Of answers that are read whole without a sink: listings and errors."""
@@ -78,6 +79,8 @@ class HttpClient:
         whole = False
         try:
             response = self._ask(connection, method, target, headers, body)
+            if response.status < 200:  # the answer to this request would be taken for that to the next one
+                raise EOFError(f"HTTP {response.status}, which says that an answer follows")
             if sink is not None and 200 <= response.status < 300:
                 sink(response)
                 found = b""
@@ -105,6 +108,7 @@ class HttpClient:
     ) -> http.client.HTTPResponse:
         if self._proxy is not None and self._tls is None:
             target = f"http://{self._url.netloc}{target}"
+            headers = {**headers, **_proxy_login(self._proxy)}
         connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name, value)
@@ -204,7 +208,10 @@ def _is_quiet(connection: http.client.HTTPConnection) -> bool:
 
 
 def _tls(verify: bool | str) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+    try:
+        context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+    except OSError as error:
+        raise InvalidInput(f"verify={verify}: no file with certificates in PEM ({error}); give its path") from error
     if verify is False:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
+from ckptfmt.backends.discreet_options import DiscreetOptions
 from ckptfmt.backends.fork_locks import ForkLock
 from ckptfmt.backends.object import ObjectBackend
 from ckptfmt.backends.object_errors import Cause, Failure, from_obstore
@@ -32,7 +33,7 @@ _STREAMS: Final = 4
 NO_RETRIES: Final[dict[str, Any]] = {"max_retries": 0, "retry_timeout": timedelta(0)}
 
 
-class CommonOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CommonOptions(DiscreetOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What ``gs://`` and ``az://`` share."""
 
     anon: bool = False
@@ -115,6 +116,8 @@ class ObstoreStore:
 
         with _told():
             found = memoryview(obstore.get_range(self._client, key, start=offset, length=len(view)))
+        if not 0 < len(found) <= len(view):
+            raise Failure(Cause.OTHER, f"{len(found)} bytes came of {len(view)} that were asked for")
         view[: len(found)] = found
         return len(found)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Final
+from xml.etree.ElementTree import Element
 
 from ckptfmt.backends.http_client import Answer, HttpClient, NoAnswer, Sink
 from ckptfmt.backends.object_errors import Cause, Failure, cause_of_status
 from ckptfmt.backends.s3_credentials import CredentialChain, chain
 from ckptfmt.backends.s3_options import S3Place
 from ckptfmt.backends.s3_signing import EMPTY, UNSIGNED, Credentials, query_string, quoted, signed_headers
+from ckptfmt.backends.xml_document import parsed
 
 _SIGNED_BYTES: Final = 1 << 20
 """Bodies up to this size are always signed whole: commit records and what they rest on."""
@@ -47,6 +49,7 @@ _CODES: Final = {
     "MethodNotAllowed": Cause.UNSUPPORTED,
 }
 _SKEWED: Final = "RequestTimeTooSkewed"
+_REGION: Final = re.compile(r"[A-Za-z0-9-]+")
 _WRONG_REGION: Final = frozenset(
     {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
 )
@@ -147,7 +150,9 @@ class S3Client:
                 self._skew = parsedate_to_datetime(answer.headers["Date"]).timestamp() - time.time()
                 return "clock"
         region = answer.headers.get("x-amz-bucket-region") or _text(answer.body, "Region")
-        if (failure.code in _WRONG_REGION or answer.status in (301, 307)) and region and region != self._region:
+        # A HEAD is answered without a body, and so without a code.
+        is_elsewhere = failure.code in _WRONG_REGION or answer.status in (301, 307, 400)
+        if is_elsewhere and region and region != self._region and _REGION.fullmatch(region):
             # Only the signature changes; AWS answers for all regions of a partition at each of its endpoints' names,
             # or says where to go, which then is for the user to write down.
             self._region = region
@@ -203,15 +208,12 @@ def _total(content_range: str | None) -> int | None:
     return int(total) if total.isdecimal() else None
 
 
-def document(body: bytes) -> ElementTree.Element:
+def document(body: bytes) -> Element:
     """The XML of an answer, without namespaces. ``Failure`` where it is none: the answer did not come whole."""
     try:
-        root = ElementTree.fromstring(body.strip())
-    except ElementTree.ParseError as error:
-        raise Failure(Cause.LOST, f"the answer is no XML: {error}") from error
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-    return root
+        return parsed(body)
+    except ValueError as error:
+        raise Failure(Cause.LOST, f"the answer is no XML to be read: {error}") from error
 
 
 def _text(body: bytes, tag: str) -> str | None:

@@ -8,48 +8,72 @@ and once more when the server refuses it.
 from __future__ import annotations
 
 import configparser
+import http.client
 import importlib.util
 import json
+import logging
 import os
 import shlex
 import subprocess
 import time
-import urllib.error
 import urllib.request
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from ckptfmt.backends.fork_locks import ForkLock
+from ckptfmt.backends.http_client import is_this_machine
 from ckptfmt.backends.s3_signing import Credentials
-from ckptfmt.errors import AccessDenied, CkptError, InvalidInput
+from ckptfmt.backends.xml_document import parsed
+from ckptfmt.errors import AccessDenied, CkptError, InvalidInput, Unavailable
+
+log = logging.getLogger("ckptfmt")
 
 _AHEAD_SECONDS: Final = 120.0
 _ASKED_AGAIN_SECONDS: Final = 30.0
 """How long a refusal of keys that did not change is believed before their source is asked again."""
+_RESTED_SECONDS: Final = 5.0
+"""How long a source that failed is let alone while the keys that it gave before are good."""
 _SERVICE_SECONDS: Final = 5.0
+_CONTAINER_HOSTS: Final = frozenset({"169.254.170.2", "169.254.170.23", "fd00:ec2::23"})
+"""Where the services of containers are reached without TLS: no packet leaves the machine."""
 
 Source = Callable[[], Credentials | None]
 
 
 class CredentialChain:
-    """The keys for one place, from the first source that has any. Thread-safe."""
+    """The keys for one place, from the first source that has any, and from then on from that one. Thread-safe."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self._sources: Final = dict(sources)
         self._lock: Final = ForkLock()
         self._current: Credentials | None = None
+        self._chosen: str | None = None
         self._asked = 0.0
+        self._rests_until = 0.0
 
     def current(self) -> Credentials:
         """Return keys that are not about to expire. ``AccessDenied`` if no source has any."""
         with self._lock:
             found = self._current
             if found is None or (found.expires is not None and found.expires - time.time() < _AHEAD_SECONDS):
-                found = self._current = self._fetch()
+                found = self._current = self._fetch() if found is None else self._fetch_ahead(found)
+            return found
+
+    def _fetch_ahead(self, found: Credentials) -> Credentials:
+        """Others in the place of ``found``, which expires soon; itself while it is good and there are none."""
+        is_good = found.expires is not None and found.expires > time.time()
+        if is_good and time.monotonic() < self._rests_until:
+            return found
+        try:
+            return self._fetch()
+        except Exception as error:  # a callable of the user raises what it likes
+            if not is_good:
+                raise
+            self._rests_until = time.monotonic() + _RESTED_SECONDS
+            log.warning("S3 keys that expire soon could not be fetched again yet: %s", type(error).__name__)
             return found
 
     def renew(self, refused: Credentials) -> bool:
@@ -65,9 +89,15 @@ class CredentialChain:
             return self._current != refused
 
     def _fetch(self) -> Credentials:
-        for source in self._sources.values():
+        if self._chosen is not None:  # another one may give the keys of somebody else
+            found = self._sources[self._chosen]()
+            if found is not None:
+                return found
+            raise Unavailable(f"S3 credentials: {self._chosen} gave keys before, and gives none now; try again later")
+        for name, source in self._sources.items():
             found = source()
             if found is not None:
+                self._chosen = name
                 return found
         raise AccessDenied(
             "no S3 credentials: looked in " + ", ".join(self._sources) + "; give key= and secret= in storage_options, "
@@ -217,15 +247,11 @@ def _from_web_identity(region: str) -> Credentials | None:
         raise AccessDenied(
             f"{endpoint} gave no keys for the role {role}; check its trust policy", kind="no_credentials"
         )
-    fields = {element.tag.rpartition("}")[2]: element.text for element in _xml(told)}
-    return _from_mapping(fields)
-
-
-def _xml(told: bytes) -> Iterator[ElementTree.Element]:
     try:
-        yield from ElementTree.fromstring(told).iter()
-    except ElementTree.ParseError:
-        return
+        fields = {element.tag: element.text for element in parsed(told).iter()}
+    except ValueError:
+        fields = {}
+    return _from_mapping(fields)
 
 
 def _text_of(file: str) -> str:
@@ -241,10 +267,25 @@ def _from_container() -> Credentials | None:
         url = f"http://169.254.170.2{relative}"
     if not url:
         return None
+    _require_near(url)
     token = os.environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN")
     if file := os.environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):
         token = _text_of(file)
     return _from_json(_ask(url, {"Authorization": token} if token else {}))
+
+
+def _require_near(url: str) -> None:
+    """Keys are not asked for where anybody on the way could read them."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
+    host = parts.hostname or ""
+    if parts.scheme != "https" and not (parts.scheme == "http" and (host in _CONTAINER_HOSTS or is_this_machine(host))):
+        raise AccessDenied(
+            f"AWS_CONTAINER_CREDENTIALS_FULL_URI leads to {host or 'no host'} without TLS; use https://",
+            kind="no_credentials",
+        )
 
 
 def _from_machine() -> Credentials | None:
@@ -275,11 +316,18 @@ def _ask(
     method: str | None = None,
     seconds: float = _SERVICE_SECONDS,
 ) -> bytes | None:
-    """Past any proxy: these services are near, and what they tell is for nobody else."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    """Past any proxy: these services are near, and what they tell is for nobody else; nor do they lead elsewhere."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay)
     try:
         request = urllib.request.Request(url, data=data, headers=dict(headers), method=method)
         with opener.open(request, timeout=seconds) as response:
             return bytes(response.read(1 << 20))
-    except (OSError, ValueError, urllib.error.URLError):
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Where a redirect leads, urllib would tell the token in the headers."""
+
+    def redirect_request(self, *asked: Any) -> None:
         return None

@@ -11,9 +11,11 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import msgspec
 
+from ckptfmt.backends.discreet_options import DiscreetOptions
 from ckptfmt.backends.http_client import is_this_machine
 from ckptfmt.backends.object_retry import Patience
 from ckptfmt.backends.s3_credentials import profile_settings
+from ckptfmt.backends.s3_signing import is_plain
 from ckptfmt.errors import InvalidInput
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -21,7 +23,7 @@ PART_BYTES_MIN: Final = 5 << 20
 PART_BYTES_MAX: Final = 512 << 20
 
 
-class S3Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class S3Options(DiscreetOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``storage_options`` of an ``s3://`` repository; those without secrets may stand in the URL's query as well."""
 
     key: str | None = None
@@ -83,6 +85,7 @@ _ALIASES: Final = {
 }
 """Names that users of fsspec, s3fs, boto3 and obstore know."""
 _SECRET: Final = frozenset({"key", "secret", "token", "credentials"})
+_VERIFY: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,10 @@ def parse_options(given: Mapping[str, Any] | None) -> S3Options:
             f"names of these: {', '.join(sorted(_ALIASES))}"
         )
     try:
+        if isinstance(word := named.get("verify"), str):
+            if not word:
+                raise InvalidInput("verify='': give true, or the file of the authorities that are trusted")
+            named["verify"] = _VERIFY.get(word.lower(), word)  # in a URL everything is text
         options: S3Options = msgspec.convert(named, S3Options, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidInput(f"storage_options for s3://: {error}; known are: {', '.join(fields)}") from None
@@ -141,6 +148,10 @@ def _checked(options: S3Options) -> S3Options:
         raise InvalidInput(f"part_bytes={options.part_bytes}: give {PART_BYTES_MIN} to {PART_BYTES_MAX} bytes")
     if not 0 <= options.upload_grace < float("inf"):
         raise InvalidInput(f"upload_grace={options.upload_grace}: give 0 or more seconds")
+    for name in ("server_side_encryption", "sse_kms_key_id", "storage_class"):
+        value = getattr(options, name)
+        if not (value is None or (value and is_plain(value))):
+            raise InvalidInput(f"{name}={value!r}: give a word of letters, digits and signs")
     if options.credentials is not None and not callable(options.credentials):
         raise InvalidInput("storage_options for s3://: credentials must be callable; give keys as key= and secret=")
     return options
@@ -148,8 +159,11 @@ def _checked(options: S3Options) -> S3Options:
 
 def parse_place(url: str, given: Mapping[str, Any] | None = None) -> S3Place:
     """Return what ``s3://bucket/prefix?option=value`` and ``storage_options`` name."""
-    parts = urlsplit(url)
     shown = url.partition("?")[0]
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidInput(f"an s3:// URL: {error}; give s3://bucket/prefix") from None
     if "@" in parts.netloc:
         raise InvalidInput("an s3:// URL holds no keys: they would be logged; give key= and secret= in storage_options")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -192,8 +206,12 @@ def _endpoint(options: S3Options, settings: Mapping[str, str]) -> str | None:
     if not named:
         return None
     if "://" not in named:
-        raise InvalidInput(f"endpoint={named!r}: begin it with https:// (or http://)")
-    parts = urlsplit(named)
+        raise InvalidInput("endpoint: begin it with https:// (or http://)")  # what stands there may hold keys
+    try:
+        parts = urlsplit(named)
+        parts.port  # noqa: B018 - tells whether it is one
+    except ValueError as error:
+        raise InvalidInput(f"endpoint: {error}; give http(s)://host[:port]") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
         raise InvalidInput(
             f"endpoint={parts.scheme}://{parts.hostname}: give http(s)://host[:port] and nothing behind it"

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
+from ckptfmt.errors import AccessDenied
+
 UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 EMPTY: Final = hashlib.sha256(b"").hexdigest()
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
@@ -24,6 +26,22 @@ class Credentials:
     secret: str = field(repr=False)
     token: str | None = field(default=None, repr=False)
     expires: float | None = None
+
+    def __post_init__(self) -> None:
+        """``AccessDenied`` for what no header can hold, which is not told."""
+        for name in ("key", "secret", "token"):
+            value = getattr(self, name)
+            if not (value is None or (isinstance(value, str) and is_plain(value))):
+                raise AccessDenied(
+                    f"the {name} for S3 holds a blank, a line's end or another character that none has; check where it "
+                    "comes from, perhaps a file that was read with its last line's end",
+                    kind="no_credentials",
+                )
+
+
+def is_plain(text: str) -> bool:
+    """Whether the header of a request can hold ``text`` as it stands."""
+    return text.isascii() and text.isprintable() and " " not in text
 
 
 def quoted(text: str, *, slash: bool = False) -> str:

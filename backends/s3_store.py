@@ -88,7 +88,10 @@ class S3Store:
     def head(self, key: str) -> Meta:
         answer = self._client.call("HEAD", key, headers={"x-amz-checksum-mode": "ENABLED"})
         told = answer.headers
-        return Meta(key, int(told["Content-Length"]), told.get("x-amz-checksum-crc32"), told.get("ETag"))
+        length = told.get("Content-Length") or ""
+        if not length.isdecimal():
+            raise _untold()
+        return Meta(key, int(length), told.get("x-amz-checksum-crc32"), told.get("ETag"))
 
     def delete(self, key: str) -> None:
         try:
@@ -176,11 +179,10 @@ class S3Store:
     def uploads(self, prefix: str) -> Iterator[Upload]:
         for page in self._pages({"uploads": "", "prefix": prefix}, "key-marker", "NextKeyMarker"):
             for entry in page.findall("Upload"):
-                began = datetime.fromisoformat((entry.findtext("Initiated") or "").replace("Z", "+00:00"))
-                age = (page.told - began).total_seconds()
+                age = page.age(entry.findtext("Initiated") or "")
                 key = page.key(entry, "Key")
                 if key.startswith(prefix):  # some servers take no prefix here
-                    yield Upload(key, entry.findtext("UploadId") or "", max(0.0, age))
+                    yield Upload(key, entry.findtext("UploadId") or "", age)
 
     def upload_bytes(self, upload: Upload) -> int:
         page = Page(self._client.call("GET", upload.key, {"uploadId": upload.id}))
@@ -199,8 +201,7 @@ class Page:
         self.findtext = self._root.findtext
         self.goes_on = self._root.findtext("IsTruncated") == "true"
         self._quoted = self._root.findtext("EncodingType") == "url"
-        date = answer.headers.get("Date")
-        self.told = parsedate_to_datetime(date) if date else datetime.now(UTC)
+        self._told = answer.headers.get("Date")
 
     def key(self, entry: ElementTree.Element, tag: str) -> str:
         return self.unquoted(entry.findtext(tag) or "")
@@ -208,6 +209,14 @@ class Page:
     def unquoted(self, text: str) -> str:
         """Not every server quotes keys when it is asked to."""
         return unquote_plus(text) if self._quoted else text
+
+    def age(self, began: str) -> float:
+        """Seconds since ``began``, by the server's clock; 0 where it does not say so that it can be understood."""
+        try:
+            now = parsedate_to_datetime(self._told) if self._told else datetime.now(UTC)
+            return max(0.0, (now - datetime.fromisoformat(began.replace("Z", "+00:00"))).total_seconds())
+        except (TypeError, ValueError):
+            return 0.0
 
 
 def encoded(crc: int) -> str:
@@ -217,8 +226,12 @@ def encoded(crc: int) -> str:
 
 def _length(response: http.client.HTTPResponse) -> int:
     if response.length is None:
-        raise Failure(Cause.OTHER, "the answer does not say how long the object is")
+        raise _untold()
     return response.length
+
+
+def _untold() -> Failure:
+    return Failure(Cause.OTHER, "the answer does not say how long the object is")
 
 
 def _span(response: http.client.HTTPResponse) -> tuple[int, int | None]:
@@ -226,6 +239,9 @@ def _span(response: http.client.HTTPResponse) -> tuple[int, int | None]:
 
     By the header alone: rclone sends a range as if it were the whole, with status 200.
     """
-    span, _, size = (response.headers.get("Content-Range") or "").removeprefix("bytes ").partition("/")
+    told = response.headers.get("Content-Range")
+    if response.status == 206 and not told:
+        raise Failure(Cause.OTHER, "HTTP 206 without Content-Range: it is not known which bytes came")
+    span, _, size = (told or "").removeprefix("bytes ").partition("/")
     first = span.partition("-")[0]
     return int(first) if first.isdecimal() else 0, int(size) if size.isdecimal() else None
