@@ -8,6 +8,7 @@ cannot be reached, and the cause tells.
 from __future__ import annotations
 
 import errno
+import re
 from typing import Any, Final, Literal
 
 from ckptfmt.errors import AccessDenied, BackendError, CkptError, Conflict, NotFound, OutOfSpace, Unavailable
@@ -15,6 +16,8 @@ from ckptfmt.errors import AccessDenied, BackendError, CkptError, Conflict, NotF
 Meaning = Literal["absent", "taken", "denied", "space", "busy", "beyond the end", "unsupported", "unknown"]
 
 _CAUSES_MAX: Final = 8
+_PASSWORD: Final = re.compile(r"(://[^/@:\s]*):[^/\s]*@")
+_QUERY: Final = re.compile(r"(://[^\s?'\"<>]*)\?[^\s'\"<>)]*")
 
 _STATUS: Final[dict[int, Meaning]] = {
     401: "denied",
@@ -167,11 +170,21 @@ def _as_status(value: Any) -> int:
     return value if isinstance(value, int) and 100 <= value < 600 else 0
 
 
+def without_passwords(text: str) -> str:
+    """``text`` without the passwords of the URLs in it."""
+    return _PASSWORD.sub(r"\1@", text)
+
+
+def without_secrets(words: str) -> str:
+    """What a library says, without the passwords and the queries of URLs: there stand signatures as good as keys."""
+    return _QUERY.sub(r"\1", without_passwords(words))
+
+
 def translate(error: BaseException, operation: str, where: str, *, offset: int | None = None) -> CkptError:
     """Return what ``error`` means for ``operation`` on ``where``, an object's URL."""
     said = meaning(error)
     at = where if offset is None else f"{where} at offset {offset}"
-    words = str(error).strip() or type(error).__name__
+    words = without_secrets(str(error).strip()) or type(error).__name__
     text = f"{operation} {at}: {words} [{type(error).__name__}]; {_ADVICE[said]}"
     code = error.errno if isinstance(error, OSError) and isinstance(error.errno, int) else None
     if said == "absent":

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import fsspec
 from fsspec.core import url_to_fs
 
-from ckptfmt.backends.fsspec_errors import translate
+from ckptfmt.backends.fsspec_errors import translate, without_passwords, without_secrets
 from ckptfmt.backends.fsspec_kinds import SECONDS_MAX
 from ckptfmt.errors import InvalidInput
 
 PREFIX: Final = "fsspec+"
 """``fsspec+s3://...`` asks for fsspec's own driver where ckptfmt has one, too."""
 
-_PASSWORD: Final = re.compile(r"(://[^/@:\s]*):[^/@\s]*@")
 _KEEPALIVE: Final = {"keepalive_interval": 15, "keepalive_count_max": 3}
 """asyncssh waits for a host that is gone for ever, unless it asks now and then."""
 
@@ -29,7 +27,7 @@ def is_known(scheme: str) -> bool:
 
 def shown(url: str) -> str:
     """``url`` as it may be told and stored: without a password, and without a slash at its end."""
-    return _PASSWORD.sub(r"\1@", url).rstrip("/")
+    return without_passwords(url).rstrip("/")
 
 
 def open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -47,15 +45,17 @@ def open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     try:
         fs, root = url_to_fs(inner, skip_instance_cache=True, **_with_keepalive(scheme, options))
     except ImportError as error:
+        words = without_secrets(str(error))
         raise InvalidInput(
-            f"{shown(url)}: the library for {scheme}:// is not installed: {error}; install it with pip"
+            f"{shown(url)}: the library for {scheme}:// is not installed: {words}; install it with pip"
         ) from error
     except TypeError as error:
+        words = without_secrets(str(error))
         raise InvalidInput(
-            f"storage_options for {scheme}://: {error}; known are those of fsspec's file system for it"
+            f"storage_options for {scheme}://: {words}; known are those of fsspec's file system for it"
         ) from error
     except ValueError as error:
-        raise InvalidInput(f"{shown(url)}: {error}; check the URL and storage_options") from error
+        raise InvalidInput(f"{shown(url)}: {without_secrets(str(error))}; check the URL and storage_options") from error
     except Exception as error:
         raise translate(error, "open", shown(url)) from error
     return unwrapped(fs, root)
