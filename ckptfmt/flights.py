@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.save.session import SaveSession
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ckptfmt.ports.records import GenerationRecord
 
 log = logging.getLogger("ckptfmt")
+
+_TIDY_SECONDS: Final = 10.0
+"""How long the end waits for what saves do after their verdict: nothing depends on it."""
 
 
 @dataclass(eq=False)
@@ -45,6 +48,8 @@ class Flights:
         """Also those that are done, until they have landed."""
         self._untold: list[PendingSave] = []
         self._stuck: list[Flight] = []
+        self._tidying: list[Background] = []
+        """Threads of saves that have landed: they clean the stage, which may hang."""
         self._idle: list[Arena] = []
         self._preparing: Background | None = None
 
@@ -170,6 +175,7 @@ class Flights:
         for pending in self.pending:
             pending.wait_done(_left(until))
         self.land(_left(until))
+        self._tidied(_left(until))
         self._tell()
 
     def expire_overdue(self) -> None:
@@ -183,15 +189,25 @@ class Flights:
         """Let go of the saves that are done: their arenas are idle again."""
         done = [flight for flight in self._flights if flight.pending.done()]
         for flight in done:
-            if not flight.abandoned:
-                flight.thread.join(timeout)  # its callbacks run there
+            if not flight.abandoned and not flight.thread.is_current():
+                flight.session.wait_reported(timeout)  # callbacks run there; what comes after them is not waited for
             flight.pending.lift()
         with self._lock:
             self._flights = tuple(flight for flight in self._flights if flight not in done)
             self._idle += [flight.arena for flight in done if flight.holds and not flight.abandoned]
         self._stuck += [flight for flight in done if flight.abandoned]
+        self._tidying = [thread for thread in self._tidying if thread.alive()]
+        self._tidying += [flight.thread for flight in done if not flight.abandoned]
         self._untold += [flight.pending for flight in done]
         self._free_stuck()
+
+    def _tidied(self, timeout: float | None) -> None:
+        until = time.monotonic() + (_TIDY_SECONDS if timeout is None else min(timeout, _TIDY_SECONDS))
+        threads, self._tidying = self._tidying, []
+        for thread in threads:
+            thread.join(_left(until))
+        if any(thread.alive() and not thread.is_current() for thread in threads):
+            log.warning("the stage hangs while it is cleaned: it is not waited for")
 
     def _tell(self) -> None:
         """Raise what became of the saves that landed and at which nobody has looked, the first of them."""

@@ -166,11 +166,14 @@ class Background:
         self._thread.start()
 
     def join(self, timeout: float | None = None) -> None:
-        if self._thread is not threading.current_thread():  # a done-callback may ask from the save's own thread
+        if not self.is_current():  # a done-callback may ask from the save's own thread
             self._thread.join(timeout)
 
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    def is_current(self) -> bool:
+        return self._thread is threading.current_thread()
 
 
 class Heartbeat:

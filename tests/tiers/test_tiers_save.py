@@ -327,3 +327,30 @@ def test_no_folders_gather_on_the_stage(tmp_path: Path) -> None:
         for seed in range(4):
             checkpointer.save(state_of(seed), step=seed).result(20)  # type: ignore[union-attr]
     assert len(list((tmp_path / "stage").glob("*/runs/*/*"))) == 1
+
+
+@pytest.mark.parametrize("in_flight_max", [1, 2])
+def test_a_stage_that_hangs_while_it_is_cleaned_holds_up_no_later_save(place: TieredPlace, in_flight_max: int) -> None:
+    process = place.open()
+    with process.checkpointer(in_flight_max=in_flight_max) as checkpointer:
+        held = process.stage.add(Fault("list", hold=threading.Event()))
+        first = checkpointer.save(state_of(1), step=1)
+        assert first is not None
+        first.result(10)
+        assert held.reached.wait(10)
+        saved = threading.Event()
+
+        def save_more() -> None:
+            for step in (2, 3, 4):
+                checkpointer.save(state_of(step), step=step).result(10)  # type: ignore[union-attr]
+            saved.set()
+
+        thread = threading.Thread(target=save_more)
+        thread.start()
+        done = saved.wait(20)
+        assert held.hold is not None
+        held.hold.set()
+        thread.join(20)
+        assert done
+    assert_state(process.repository.latest("run").load(), 4)
+    eventually(lambda: len({name.split("/")[2] for name in place.objects(place.stage_url)}) == 1)

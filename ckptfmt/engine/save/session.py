@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 
 from ckptfmt.engine import protocol
@@ -53,6 +54,7 @@ class SaveSession:
         self._names: list[str] = []
         """Of the objects that this rank has begun, in the generation's folder."""
         self._stage = "begin"
+        self._reported = threading.Event()
         self._patience = Patience(context.commit_timeout, self._overdue)
 
     @property
@@ -94,6 +96,11 @@ class SaveSession:
             self._listener.failed(outcome)
         else:
             self._listener.succeeded(outcome)
+        self._reported.set()
+
+    def wait_reported(self, timeout: float | None = None) -> None:
+        """Until the listener has heard the outcome and done what it does then; not for what is left behind."""
+        self._reported.wait(timeout)
 
     # -- C1 to C5 -------------------------------------------------------------------------------
     def _commit(self) -> GenerationRecord:
