@@ -15,6 +15,7 @@ from ckptfmt.engine.verdicts import read_commit
 from ckptfmt.errors import AccessDenied, SaveFailed, Unavailable
 from ckptfmt.format import layout
 from ckptfmt.format.manifest import decode_manifest
+from ckptfmt.format.part import decode_part
 from ckptfmt.format.states import State
 from ckptfmt.testing.crash_checks import command_line
 from ckptfmt.testing.faults import Fault
@@ -90,6 +91,39 @@ def test_closing_within_a_time_gives_replicas_up(place: TieredPlace, caplog: pyt
     assert "not waited for" in caplog.text
     assert held.hold is not None
     held.hold.set()
+
+
+def test_closing_gives_up_a_replica_that_hangs(place: TieredPlace, caplog: pytest.LogCaptureFixture) -> None:
+    """As long as bytes move it is waited for; a mount whose server is gone may hang for ever."""
+    process = place.open(replicas=1)
+    held = process.replica().add(Fault("write_at", hold=threading.Event(), when=of_pack))
+    checkpointer = process.checkpointer(commit_timeout=3)
+    checkpointer.save(state_of(1), step=1).result(10)  # type: ignore[union-attr]
+    assert held.reached.wait(10)
+    closing = threading.Thread(target=checkpointer.close)
+    closing.start()
+    closing.join(20)
+    hung = closing.is_alive()
+    assert held.hold is not None
+    held.hold.set()
+    closing.join(20)
+    assert not hung
+    assert "not waited for" in caplog.text
+
+
+def test_what_is_told_after_the_end_is_not_begun(place: TieredPlace) -> None:
+    """A writer that hung, and whose verdict the watchdog gave, may come back after everything was closed."""
+    process = place.open(replicas=1)
+    checkpointer = process.checkpointer()
+    checkpointer.save(state_of(1), step=1).result(10)  # type: ignore[union-attr]
+    checkpointer.close()
+    spreader, (row,) = checkpointer._context.spreader, process.rows()
+    assert spreader is not None
+    part = decode_part(place.objects(place.url)[f"runs/{row.run_key}/{row.key}/{layout.part_name(0)}"])
+    calls = len(process.replica().calls)
+    spreader.add(row, part, ())
+    spreader.close(10)
+    assert len(process.replica().calls) == calls
 
 
 def test_what_a_dead_launch_left_half_is_made_anew(place: TieredPlace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,10 +55,14 @@ class Spreader:
         self._thread: Background | None = None
         self._closing = False
         self._over = False
+        self._moved_at = 0.0
+        """When something was last seen to happen (``time.monotonic``)."""
 
     def add(self, row: GenerationRecord, part: Part, sources: Sequence[Source]) -> None:
         """A generation is committed and proven: its turn comes. Returns at once."""
         with self._changed:
+            if self._closing:  # a writer that hung has come back: its launch is over
+                return
             self._orders.append(_Order(row, part, tuple(sources)))
             if len(self._orders) > _BACKLOG_MAX:
                 late = self._orders.popleft()
@@ -74,18 +78,28 @@ class Spreader:
                     self._thread = thread
 
     def close(self, timeout: float | None = None) -> None:
-        """Wait for what is under way, or give it up after ``timeout`` seconds; its lag is told by the catalog."""
+        """Wait for what is under way, or give it up after ``timeout`` seconds, or once nothing has happened for as long
+        as a save may take: a place may hang for ever. Its lag is told by the catalog."""
+        until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            self._closing = True
-            if not self._changed.wait_for(lambda: self._thread is None, timeout):
-                self._over = True
-                log.warning("replicas are not waited for: `ckptfmt replicate` catches up")
+            self._closing, self._moved_at = True, time.monotonic()
+            while self._thread is not None:
+                now = time.monotonic()
+                left = self._moved_at + self._patience - now
+                if until is not None:
+                    left = min(left, until - now)
+                if left <= 0:
+                    self._over = True
+                    log.warning("replicas are not waited for: `ckptfmt replicate` catches up")
+                    return
+                self._changed.wait(left)
 
     # -- on its own thread ----------------------------------------------------------------------
     def _work(self) -> None:
         while True:
             with self._changed:
                 order = self._orders.popleft() if self._orders and not self._over else None
+                self._moved_at = time.monotonic()
                 if order is None:
                     self._thread = None
                     self._changed.notify_all()
@@ -95,7 +109,7 @@ class Spreader:
 
     def _spread(self, order: _Order, tier: Tier) -> None:
         row = order.row
-        pace = Pace(limiter=self._site.tiers.limiter, give_up=self._give_up)
+        pace = Pace(limiter=self._site.tiers.limiter, give_up=self._give_up, copied=self._note_moved)
         try:
             if tier.uuid not in row.tiers:
                 spread.copy_packs(row, order.part, tier, order.sources, pace)
@@ -121,11 +135,15 @@ class Spreader:
                 return
             if left != before:
                 since, before = time.monotonic(), left
+                self._note_moved()
             ending = self._closing or not threading.main_thread().is_alive()  # the interpreter waits for this thread
             if time.monotonic() - since > (_LAST_LOOKS_SECONDS if ending else self._patience):
                 raise GivenUp(f"{left} packs of other ranks do not come")
             self._give_up()
             looks.rest()
+
+    def _note_moved(self, nbytes: int = 0) -> None:
+        self._moved_at = time.monotonic()
 
     def _give_up(self) -> None:
         if self._over:
