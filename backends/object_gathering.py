@@ -14,12 +14,12 @@ _MEMORY_MAX: Final = 64 << 20
 
 
 class _Room:
-    def __init__(self, nbytes: int, *, in_memory: bool) -> None:
-        self.in_memory: Final = in_memory
+    def __init__(self, nbytes: int, memory: memoryview | None) -> None:
+        self.memory: Final = memory
         self.missing = nbytes
         self._mapped: mmap.mmap | None = None
-        if in_memory:
-            self.view = memoryview(bytearray(nbytes))
+        if memory is not None:
+            self.view = memory[:nbytes]
             return
         with tempfile.TemporaryFile(prefix="ckptfmt-part-") as file:
             file.truncate(nbytes)
@@ -40,6 +40,9 @@ class Gathering:
         self._lock: Final = threading.Lock()
         self._rooms: dict[int, _Room] = {}
         self._held = 0
+        """Bytes of all memory that was made and is kept, idle or not."""
+        self._idle: list[memoryview] = []
+        """Used again: fresh memory costs more than the copy into it."""
 
     @contextmanager
     def added(self, index: int, at: int, piece: memoryview) -> Iterator[memoryview | None]:
@@ -62,20 +65,31 @@ class Gathering:
 
     def _open(self, index: int) -> _Room:
         nbytes = self._length(index)
-        room = self._rooms[index] = _Room(nbytes, in_memory=self._held + nbytes <= _MEMORY_MAX)
-        if room.in_memory:
-            self._held += nbytes
+        room = self._rooms[index] = _Room(nbytes, self._memory(nbytes))
         return room
 
+    def _memory(self, nbytes: int) -> memoryview | None:
+        """As much or more; None beyond what is held in memory. The last part is shorter than the others."""
+        fitting = next((at for at, memory in enumerate(self._idle) if len(memory) >= nbytes), None)
+        if fitting is not None:
+            return self._idle.pop(fitting)
+        if self._held + nbytes > _MEMORY_MAX:
+            return None
+        self._held += nbytes
+        return memoryview(bytearray(nbytes))
+
     def _close(self, room: _Room) -> None:
-        with self._lock:
-            if room.in_memory:
-                self._held -= len(room.view)
         room.close()
+        if room.memory is not None:
+            with self._lock:
+                self._idle.append(room.memory)
 
     def forget(self) -> None:
-        """Drop what is unfinished. No piece may be on its way."""
+        """Drop what is unfinished, and all memory. No piece may be on its way."""
         with self._lock:
             rooms, self._rooms = list(self._rooms.values()), {}
         for room in rooms:
             self._close(room)
+        with self._lock:
+            self._idle.clear()
+            self._held = 0

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Literal
 
 from ckptfmt.backends.buffers import Coverage, flat_bytes
+from ckptfmt.backends.crc import crc32
 from ckptfmt.backends.object_errors import UNKNOWN, Cause, Failure, translate
 from ckptfmt.backends.object_gathering import Gathering
 from ckptfmt.backends.object_probe import completes_conditionally
@@ -86,7 +86,7 @@ class ObjectWriter:
 
     def _send(self, index: int, data: memoryview) -> None:
         upload = self._begun()
-        crc = zlib.crc32(data)
+        crc = crc32(data)
         part = self._place.patience.insist(
             lambda: self._store.put_part(self._whole, upload, index + 1, data, crc), wanted=self._is_open
         )
@@ -117,6 +117,7 @@ class ObjectWriter:
                     publish(self._place, self._key, data, wanted=self._is_open)
             else:
                 self._complete()
+        self._gathering.forget()
         with self._turn:
             self._state = "finished"
             self._turn.notify_all()
@@ -175,7 +176,7 @@ class ObjectWriter:
                 at = index * self._part_bytes + done
                 rest = view[done:]
                 done += self._place.patience.insist(lambda: self._store.get_into(self._whole, at, rest))  # noqa: B023
-            return zlib.crc32(view) == self._parts[index].crc
+            return crc32(view) == self._parts[index].crc
 
         with ThreadPoolExecutor(_BACK_THREADS, "ckptfmt-read-back") as pool:
             return all(pool.map(is_equal, sorted(self._parts)))

@@ -19,6 +19,8 @@ log = logging.getLogger("ckptfmt")
 ATTEMPTS = 3
 """How often one pack is written: after any error an object is dead and the pack gets a new name."""
 _PAUSE_SECONDS = 0.2
+_DISTANT_THREADS = 6
+"""Units under way where each waits for an answer: what the place makes of one hides behind the others."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def _write_object(
 
         run_all(
             [lambda unit=unit: write(unit) for unit in planned.units],  # type: ignore[misc]
-            threads=thread_count(),
+            threads=_DISTANT_THREADS if backend.traits.distant else thread_count(),
             name="ckptfmt-write",
         )
         give_up()
