@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,26 +11,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptfmt.errors import CatalogError, CkptError, Conflict, InvalidInput, NotFound
+from ckptfmt.errors import CatalogError, Conflict, InvalidInput, NotFound
 from ckptfmt.format import layout, verdict
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ckptfmt.engine.families import Families
     from ckptfmt.engine.site import Site
     from ckptfmt.ports.backend import Backend
     from ckptfmt.ports.catalog import Catalog
     from ckptfmt.ports.coordination import Board
 
-log = logging.getLogger("ckptfmt")
-
 Mode = Literal["r", "w"]
 Framework = Literal["saved", "torch", "numpy"]
 
 CATALOG_VARIABLE = "CKPTFMT_CATALOG"
 NO_CATALOG = "none"
-EMBEDDED_CATALOG = "catalog.sqlite"
 
 
 @dataclass
@@ -158,6 +152,8 @@ def catalog_url(backend: Backend, claim: verdict.CatalogClaim | None, given: str
             f"{backend.url} is governed by an external catalog ({claim.catalog}, epoch {claim.epoch}): name it with "
             f'catalog=... or {CATALOG_VARIABLE}, or read what storage proves with mode="r"'
         )
+    from ckptfmt.engine.roots import EMBEDDED_CATALOG, embedded_path
+
     if not embedded_path(backend).exists():
         if claim is not None:
             raise CatalogError(
@@ -173,20 +169,9 @@ def catalog_url(backend: Backend, claim: verdict.CatalogClaim | None, given: str
 
 def embedded_url(backend: Backend) -> str:
     from ckptfmt.catalog.location import sqlite_url
+    from ckptfmt.engine.roots import embedded_path
 
     return sqlite_url(embedded_path(backend))
-
-
-def embedded_path(backend: Backend) -> Path:
-    return root_path(backend.url) / EMBEDDED_CATALOG
-
-
-def root_path(url: str) -> Path:
-    """The folder of a ``file:`` URL."""
-    from pathlib import Path
-    from urllib.parse import unquote, urlsplit
-
-    return Path(unquote(urlsplit(url).path))
 
 
 def _open_catalog(
@@ -283,78 +268,22 @@ def is_embedded(backend: Backend, url: str) -> bool:
 def _check_governs(site: Site, sql: Catalog, claim: verdict.CatalogClaim | None, *, writing: bool) -> None:
     """The catalog must be the one that governs this root, and know all that storage proves before it is written to."""
     from ckptfmt.catalog.location import is_postgres
-    from ckptfmt.engine import contradictions, governing, moved_root
+    from ckptfmt.engine import contradictions, governing, moved_root, roots
 
     governing.check_governs(site, sql, claim)
     if not writing:
         return
-    last = sql.root_url()
+    last, embedded = sql.root_url(), is_embedded(site.backend, sql.url)
     moved = last != site.backend.url
     if moved:
-        _check_not_copied(site, sql, last)
+        roots.require_not_copied(site, sql, last, embedded=embedded, open_place=backend_for)
         if is_postgres(sql.url):  # its last place may be on a host from here unseen
             moved_root.require_latest(site, last)
-    location: governing.Location = "embedded" if is_embedded(site.backend, sql.url) else "external"
+    location: governing.Location = "embedded" if embedded else "external"
     governing.claim_missing(site, sql, claim, location=location)
     contradictions.require_none(site)
     if moved:
         sql.moved_to(site.backend.url)
-
-
-def _check_not_copied(site: Site, sql: Catalog, known: str) -> None:
-    """A root that was copied must not write to the catalog of the original, whose URL is ``known`` there
-    (spec/decisions/010-copied-roots.md).
-
-    A copy of an embedded catalog is a file of its own, through which nothing of the original can be reached.
-    """
-    if not _governs_elsewhere(site, sql, known):
-        return
-    if is_embedded(site.backend, sql.url) and not is_same_catalog_file(known, site.backend):
-        log.warning(
-            "%s is a copy of %s, which is still there: `ckptfmt db adopt` gives it a catalog identity of its own",
-            site.backend.url,
-            known,
-        )
-        return
-    raise Conflict(
-        f"{site.backend.url} is a copy of {known}, whose catalog is {sql.url}: writing through the copy would change "
-        f"the original; give the copy a catalog of its own with `ckptfmt db adopt {site.backend.url}`",
-        kind="copied_root",
-    )
-
-
-def _governs_elsewhere(site: Site, sql: Catalog, url: str) -> bool:
-    """Whether this catalog governs another root at ``url``, too. One that cannot be seen was moved, not copied."""
-    from ckptfmt.engine.governing import governing_claim
-    from ckptfmt.engine.marker import read_marker
-
-    try:
-        other = backend_for(url)
-        marker = read_marker(other)
-        claim = governing_claim(other)
-    except CkptError:
-        return False
-    if marker is None or marker.repository != site.repository or claim is None:
-        return False
-    return claim.catalog == sql.identity().uuid and not is_same_place(other.url, site.backend.url)
-
-
-def is_same_place(one: str, other: str) -> bool:
-    """Whether two URLs lead to one root, be it through links or mounts."""
-    if one == other or not (one.startswith("file:") and other.startswith("file:")):
-        return one == other
-    try:
-        return os.path.samefile(root_path(one), root_path(other))
-    except FileNotFoundError:
-        return False
-
-
-def is_same_catalog_file(url: str, backend: Backend) -> bool:
-    """Whether the embedded catalog of the root at ``url`` is the very file of ``backend``'s, through a link."""
-    try:
-        return url.startswith("file:") and os.path.samefile(root_path(url) / EMBEDDED_CATALOG, embedded_path(backend))
-    except OSError:
-        return False
 
 
 # -- array families ---------------------------------------------------------------------------------

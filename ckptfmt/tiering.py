@@ -121,12 +121,13 @@ def _stage(site: Site, given: Place) -> Tier | None:
 def _replica(site: Site, given: Place, *, needed: bool) -> Tier | None:
     """A replica; None for one that cannot be used and is not ``needed``: no save and no restore fails for that."""
     from ckptfmt.engine import tier_marks
+    from ckptfmt.engine.roots import is_same_place
     from ckptfmt.engine.tiers import Tier
 
     options = _options("replica", given)
     try:
         backend = connect.backend_for(options["url"], options.get("storage_options"), create=not site.read_only)
-        if connect.is_same_place(backend.url, site.backend.url):
+        if is_same_place(backend.url, site.backend.url):
             raise InvalidInput(f"{backend.url} is the durable tier itself: give another place for a replica")
         if site.read_only:
             mark = tier_marks.read_mark(backend)

@@ -16,6 +16,7 @@ from ckptfmt.engine import governing
 from ckptfmt.engine.keep.rebuild import Order, rebuild
 from ckptfmt.engine.marker import require_marker
 from ckptfmt.engine.reports import RebuildReport
+from ckptfmt.engine.roots import is_same_catalog_file
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import CatalogError, Conflict, InvalidInput
 from ckptfmt.format import layout
@@ -161,7 +162,7 @@ def _check_usable(target: _Target, sql: Catalog) -> None:
             "leaving out --catalog or with the URL of a new database",
             kind="copied_root",
         )
-    if sql.root_url() != target.root and connect.is_same_catalog_file(sql.root_url(), target.backend):
+    if sql.root_url() != target.root and is_same_catalog_file(sql.root_url(), target.backend):
         raise Conflict(
             f"{sql.url} is the very file of {sql.root_url()}, by a link: put a copy of it in its place "
             "(`ckptfmt db backup`), or take the link away",
