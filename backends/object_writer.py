@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Literal
+from typing import Final
 
 from ckptfmt.backends.buffers import Coverage, flat_bytes
 from ckptfmt.backends.crc import crc32
@@ -46,7 +46,6 @@ class ObjectWriter:
         self._upload: str | None = None
         self._parts: dict[int, Part] = {}
         self._small: Final = bytearray(nbytes) if nbytes <= self._part_bytes else None
-        self._published: Literal["no", "perhaps"] = "no"
 
     def _part_length(self, index: int) -> int:
         return min(self._part_bytes, self._nbytes - index * self._part_bytes)
@@ -129,18 +128,14 @@ class ObjectWriter:
         if not absent and place.is_taken(self._key):
             raise Failure(Cause.TAKEN, "the key is taken")
         try:
-            self._published = "perhaps"
             etag = place.patience.insist(lambda: self._store.complete(self._whole, upload, parts, absent=absent))
         except Failure as failure:
             # Of a completion whose answer was lost the next one says that the key is taken, or the upload gone.
             if failure.cause in UNKNOWN | {Cause.TAKEN, Cause.NO_UPLOAD} and self._is_there():
                 return
-            if failure.cause not in UNKNOWN:
-                self._published = "no"
             raise
         meta = place.patience.insist(lambda: self._store.head(self._whole))
         if not self._is_whole(meta):
-            self._published = "no"
             if meta.etag is not None and etag is not None and meta.etag != etag:
                 # The condition was met by two uploads at once: not every server compares and publishes in one.
                 raise Failure(Cause.TAKEN, "another upload of the key was published at the same time")
@@ -192,11 +187,10 @@ class ObjectWriter:
         self._gathering.forget()
         if self._upload is None:
             return
-        upload, patience = self._upload, self._place.patience
+        upload = self._upload
         try:
-            patience.insist(lambda: self._store.abort(self._whole, upload))
-            if self._published == "perhaps" and self._is_there():
-                patience.insist(lambda: self._store.delete(self._whole))
+            # What a completion has published whose answer was lost stays: it may be that of another copy of the pack.
+            self._place.patience.insist(lambda: self._store.abort(self._whole, upload))
         except Failure as failure:
             raise translate(failure, "abort", self._where) from failure
 

@@ -205,6 +205,22 @@ def test_a_completion_that_never_comes_through_leaves_nothing(
     assert uploads(place) == []
 
 
+def test_what_another_has_published_meanwhile_stays_where_a_completion_is_given_up(
+    opened: Callable[..., ObjectBackend], place: ObjectBackend, gate: S3Gate
+) -> None:
+    """Two processes that copy one pack have the same bytes: whether it is one's own object cannot be told."""
+    data = pattern(PART + 3)
+    given_up = opened(retry_attempts=1).open_writer("x", len(data))
+    given_up.write_at(0, data)
+    gate.rule = Once(is_complete, lose_request)
+    with pytest.raises(Unavailable):
+        given_up.finish()
+    put(place, "x", data)
+    given_up.abort()
+    assert content(place, "x") == data
+    assert uploads(place) == []
+
+
 # -- storms ---------------------------------------------------------------------------------------------
 def test_many_writers_get_through_a_storm(
     opened: Callable[..., ObjectBackend], place: ObjectBackend, gate: S3Gate
