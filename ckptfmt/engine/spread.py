@@ -7,16 +7,16 @@ there. Every step may be repeated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ckptfmt.engine import protocol, verdicts
 from ckptfmt.engine.replicate import Copying, Pace, Source, packs_to_copy
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.engine.transfer import run_all
-from ckptfmt.errors import NotFound
+from ckptfmt.errors import Corrupt, NotFound
 from ckptfmt.format import layout
-from ckptfmt.format.manifest import MANIFEST_BYTES_MAX, Manifest, Shared
+from ckptfmt.format.manifest import MANIFEST_BYTES_MAX, Manifest, Shared, manifest_digest
 from ckptfmt.format.part import PART_BYTES_MAX
 from ckptfmt.format.tables import PackRow
 from ckptfmt.format.verdict import encode_commit
@@ -50,12 +50,12 @@ def missing_packs(row: GenerationRecord, manifest: Manifest, tier: Tier) -> list
 def copy_verdict(site: Site, row: GenerationRecord, manifest: Manifest, tier: Tier) -> None:
     """Parts, manifest, COMMIT.json and hint, once all packs are there; the catalog is told."""
     missing = missing_packs(row, manifest, tier)
-    if missing or row.manifest_name is None:
+    if missing or row.manifest_name is None or row.manifest_digest is None:
         raise NotFound(f"{tier.name} does not hold {len(missing)} packs of generation {row.id}, {missing[:1]} first")
     folder, catalog = verdicts.folder_of(row), site.sql()
-    names = [record.part_name for record in catalog.ranks(row.id) if record.part_name is not None]
-    _copy_small(site, tier, [f"{folder}/{name}" for name in names], PART_BYTES_MAX)
-    _copy_small(site, tier, [f"{folder}/{row.manifest_name}"], MANIFEST_BYTES_MAX)
+    parts = {f"{folder}/{rank.part_name}": rank.part_digest for rank in catalog.ranks(row.id) if rank.part_name}
+    _copy_parts(site, tier, parts)
+    _copy_small(site, tier, f"{folder}/{row.manifest_name}", row.manifest_digest, MANIFEST_BYTES_MAX)
     packs = [ReplicaPack(pack.generation or row.key, pack.name, pack.name) for pack in manifest.packs]
     catalog.note_replicas(row.id, tier.uuid, packs)
     tier.backend.create(f"{folder}/{layout.COMMIT}", encode_commit(verdicts.commit_of(site, row)))
@@ -64,15 +64,23 @@ def copy_verdict(site: Site, row: GenerationRecord, manifest: Manifest, tier: Ti
     catalog.mark_replicated(row.id, tier.uuid)
 
 
-def _copy_small(site: Site, tier: Tier, keys: Sequence[str], limit: int) -> None:
-    def copy(key: str) -> None:
-        try:
-            stored = site.backend.read(key, limit=limit)
-        except NotFound:
-            if not key.endswith(".part.json"):
-                raise
-            log.info("%s is not there, and not copied: readers do without", key)
-        else:
-            tier.backend.create(key, stored)
+def _copy_parts(site: Site, tier: Tier, digests: Mapping[str, str | None]) -> None:
+    """By key, as far as they are whole. The manifest tells all that readers need."""
 
-    run_all([lambda key=key: copy(key) for key in keys], threads=_THREADS, name="ckptfmt-replicate-small")  # type: ignore[misc]
+    def copy(key: str, digest: str | None) -> None:
+        try:
+            _copy_small(site, tier, key, digest, PART_BYTES_MAX)
+        except (NotFound, Corrupt) as error:
+            log.info("%s is not copied, readers do without: %s", key, error)
+
+    tasks = [lambda key=key, digest=digest: copy(key, digest) for key, digest in digests.items()]  # type: ignore[misc]
+    run_all(tasks, threads=_THREADS, name="ckptfmt-replicate-small")
+
+
+def _copy_small(site: Site, tier: Tier, key: str, digest: str | None, limit: int) -> None:
+    """``Corrupt`` unless what was read has this digest, which the catalog knows."""
+    stored = site.backend.read(key, limit=limit)
+    found = manifest_digest(stored)
+    if found != digest:
+        raise Corrupt(f"{site.backend.url}: {key} hashes to {found}, recorded is {digest}", object=key)
+    tier.backend.create(key, stored)

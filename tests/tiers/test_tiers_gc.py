@@ -128,3 +128,18 @@ def test_a_replica_that_is_away_waits(place: TieredPlace) -> None:
     process.replica().add(Fault("list", error=lambda: Unavailable("away"), times=None))
     done = gc.collect(process.site, dry_run=False, grace=NOW)
     assert any("away" in line for line in done.waiting)
+
+
+def test_the_catalog_calls_nothing_held_of_which_a_part_is_gone(place: TieredPlace) -> None:
+    """The row that says so goes before the bytes: whoever dies in between leaves too much, never too little."""
+    process = saved(place, 1, 2)
+    first, catalog = process.rows()[0], process.site.sql()
+    gc.retire(process.site, first.id)
+    held = len(catalog.replicas(first.id))
+    assert held
+    process.replica().add(Fault("delete", error=lambda: Unavailable("away"), when=named(layout.part_name(0))))
+    gc.collect(process.site, dry_run=False, grace=NOW)
+    assert layout.part_name(0) in place.names(place.replica_urls[0], first.key), "the first one to go"
+    assert catalog.replicas(first.id) == []
+    gc.collect(process.site, dry_run=False, grace=NOW)
+    assert place.names(place.replica_urls[0], first.key) == {layout.COMMIT, layout.RETIRED}

@@ -10,7 +10,10 @@ import pytest
 from tiers_rig import TieredPlace, assert_state, named, of_pack, state_of
 
 import ckptfmt
+from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.engine import process as processes
+from ckptfmt.engine import spread
+from ckptfmt.engine.replicate import Pace, Source
 from ckptfmt.engine.verdicts import read_commit
 from ckptfmt.errors import AccessDenied, SaveFailed, Unavailable
 from ckptfmt.format import layout
@@ -226,3 +229,27 @@ def test_a_replica_is_adopted_when_the_original_is_lost(tmp_path: Path) -> None:
     (tmp_path / "lost").rename(root)
     with pytest.raises(ckptfmt.Conflict, match="it was adopted"):
         ckptfmt.open(root, replicas=[copy])
+
+
+@pytest.mark.parametrize("what", ["part", "manifest"])
+def test_what_proves_a_generation_is_compared_on_its_way(place: TieredPlace, what: str) -> None:
+    """Read wrongly once, after whoever copies has read the manifest himself."""
+    process = place.open(replicas=1)
+    process.replica().add(Fault("make_folder", error=lambda: AccessDenied("not yet"), when=named("runs/")))
+    with process.checkpointer() as checkpointer:
+        generation = checkpointer.save(state_of(1), step=1).result(10)  # type: ignore[union-attr]
+    (row,), tier = process.rows(), process.replicas[0]
+    assert row.manifest_name is not None
+    manifest = generation._opened.manifest
+    spread.copy_packs(row, manifest, tier, [Source(process.backend)], Pace())
+    name = layout.part_name(0) if what == "part" else row.manifest_name
+    objects = MemoryBackend(place.url.partition("://")[2])._store.objects
+    objects[f"runs/{row.run_key}/{row.key}/{name}"][40] ^= 1
+    if what == "manifest":
+        with pytest.raises(ckptfmt.Corrupt, match="manifest"):
+            spread.copy_verdict(process.site, row, manifest, tier)
+        assert layout.COMMIT not in place.names(place.replica_urls[0], row.key)
+    else:
+        spread.copy_verdict(process.site, row, manifest, tier)
+        assert layout.COMMIT in place.names(place.replica_urls[0], row.key)
+    assert name not in place.names(place.replica_urls[0], row.key)

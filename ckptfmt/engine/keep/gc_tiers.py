@@ -117,9 +117,9 @@ def _collect_generation(
     objects = removable(replace(site, backend=tier.backend), row)
     what = "aborted" if row.commit_seq is None else "retired"
     if not dry_run:
+        site.sql().drop_replicas(row.id, tier.uuid)  # first: nobody is to look for what is half gone
         for info in objects:
             tier.backend.delete(info.key)
-        site.sql().drop_replicas(row.id, tier.uuid)
     found.items += [GcItem(row.id, row.run, info.key, info.nbytes, f"{what}, on {tier.name}") for info in objects]
 
 
