@@ -21,7 +21,7 @@ from ckptfmt.format.manifest import decode_manifest
 from ckptfmt.format.part import decode_part
 from ckptfmt.format.states import State
 from ckptfmt.testing.crash_checks import command_line
-from ckptfmt.testing.faults import Fault
+from ckptfmt.testing.faults import Fault, Timing
 
 PACK = layout.pack_name(0, 0)
 
@@ -185,9 +185,10 @@ def test_a_save_fails_where_a_tier_that_it_needs_fails(place: TieredPlace, stage
         assert_state(checkpointer.save(state_of(2), step=2).result(10).load(), 2)  # type: ignore[union-attr]
 
 
-def test_a_passing_failure_is_repeated_under_the_same_name(place: TieredPlace) -> None:
+@pytest.mark.parametrize(("op", "timing"), [("make_folder", "before"), ("make_folder", "after"), ("write_at", "torn")])
+def test_a_passing_failure_is_repeated_under_the_same_name(place: TieredPlace, op: str, timing: Timing) -> None:
     process = place.open(replicas=1, durable_on=2)
-    process.replica().add(Fault("write_at", error=lambda: Unavailable("lost"), timing="torn", when=of_pack))
+    process.replica().add(Fault(op, error=lambda: Unavailable("lost"), timing=timing, when=named("runs/")))
     with process.checkpointer() as checkpointer:
         checkpointer.save(state_of(1), step=1).result(10)  # type: ignore[union-attr]
     assert PACK in place.names(place.replica_urls[0], process.rows()[0].key)

@@ -13,7 +13,7 @@ from tiers_rig import TieredPlace, assert_state, eventually, named, of_pack, sta
 import ckptfmt
 from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.engine.save.staging import SKIPPED
-from ckptfmt.errors import AccessDenied, BackendError, Corrupt, OutOfSpace, SaveFailed, Unavailable
+from ckptfmt.errors import AccessDenied, BackendError, Corrupt, NotFound, OutOfSpace, SaveFailed, Unavailable
 from ckptfmt.format import layout
 from ckptfmt.format.part import decode_part
 from ckptfmt.format.states import State
@@ -354,3 +354,10 @@ def test_a_stage_that_hangs_while_it_is_cleaned_holds_up_no_later_save(place: Ti
         assert done
     assert_state(process.repository.latest("run").load(), 4)
     eventually(lambda: len({name.split("/")[2] for name in place.objects(place.stage_url)}) == 1)
+
+
+def test_a_stage_that_changes_while_it_is_listed_keeps_no_launch_out(place: TieredPlace) -> None:
+    process = place.open()
+    process.stage.add(Fault("list", error=lambda: NotFound("a folder went away")))
+    with process.checkpointer() as checkpointer:
+        checkpointer.save(state_of(1), step=1).result(10)  # type: ignore[union-attr]

@@ -35,7 +35,7 @@ Renew = Callable[[], object]
 
 _PART_NAMES_MAX: Final = 8
 _AWAY_SECONDS: Final = 10.0
-"""How long a stage that does not answer is asked again before nothing is staged there."""
+"""How long a tier that does not answer is asked again: after that nothing is staged there."""
 
 
 def find_staged(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) -> dict[int, Part]:
@@ -144,7 +144,7 @@ def _spread(site: Site, folder: str, part: Part, pace: Pace) -> Part:
         return part
     packs = packs_to_copy(part)
     for tier in chosen:
-        tier.backend.make_folder(folder)
+        protocol.repeat(partial(tier.backend.make_folder, folder), until=time.monotonic() + _AWAY_SECONDS)
         copying = Copying([Source(site.backend)], tier.backend, folder, pace, replaces=True)
         copying.copy(packs, lambda position, attempt: packs[position].row.name)
     return msgspec.structs.replace(part, tiers=sorted(tier.uuid for tier in chosen))

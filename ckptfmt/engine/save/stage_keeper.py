@@ -9,7 +9,7 @@ from typing import Final
 
 from ckptfmt.engine import stage
 from ckptfmt.engine.tiers import Tier
-from ckptfmt.errors import BackendError, CatalogError
+from ckptfmt.errors import CkptError
 from ckptfmt.format import layout
 from ckptfmt.format.states import OPEN_STATES, State
 from ckptfmt.ports.catalog import Catalog
@@ -68,7 +68,7 @@ class StageKeeper:
         """Free all but the last commits, and what is or may be under way. Never raises: the next time will do."""
         try:
             self._free(self._removable(self._keep))
-        except (BackendError, CatalogError) as error:
+        except CkptError as error:
             log.warning("%s is not cleaned: %s", self._tier.name, error)
 
     def room(self) -> int | None:

@@ -160,7 +160,7 @@ class Writing:
         packs = packs_to_copy(share.part)
         pace = Pace(limiter=tiers.limiter, give_up=self._patience.give_up, passing=self._patience.remember)
         for tier in chosen:
-            tier.backend.make_folder(self._folder)
+            self._patience.repeat(partial(tier.backend.make_folder, self._folder))
             copying = Copying(share.sources, tier.backend, self._folder, pace, replaces=True)
             copying.copy(packs, partial(_same_name, packs))
         return replace(share, part=msgspec.structs.replace(share.part, tiers=sorted(tier.uuid for tier in chosen)))
