@@ -21,8 +21,11 @@ from ckptfmt.format.naming import ranks_shown
 from ckptfmt.rank_here import rank_here
 
 if TYPE_CHECKING:
+    from zarr import Group
+
     from ckptfmt.engine.arena import Arena
     from ckptfmt.engine.families import Families
+    from ckptfmt.views.zarr_store import GenerationStore
 
     Guard = Callable[[Opened], AbstractContextManager[None]]
 
@@ -156,6 +159,31 @@ class Generation(Mapping[str, "StoredTensor"]):
         """Read every byte and compare it with its digest; ``progress(done, total)`` gets bytes, from threads."""
         with self._guard(self._opened):
             return verify(self._opened, progress)
+
+    # -- for other tools: made by the rooms above, when they are asked for ------------------------
+    def zarr(self, *, mmap: bool = False, verify: bool = True) -> GenerationStore:
+        """Its tensors as a read-only Zarr v3 store, one array each. ``InvalidInput`` without ``ckptfmt[zarr]``.
+
+        Chunks are compared with their digests when they are read. With ``mmap`` packs on a local file system are shown
+        without a copy, and compared when they are first looked at: what the system reads again later is not. A page
+        that does not come (a failing disk) then ends the process, so this is no default.
+        """
+        from ckptfmt.views.opening import Reading
+        from ckptfmt.views.zarr import open_store
+
+        return open_store(self._opened, self._guard(self._opened), Reading(mmap, verify))
+
+    def zarr_group(self, *, mmap: bool = False, verify: bool = True) -> Group:
+        """The same, opened: a mapping of names to ``zarr.Array``."""
+        from ckptfmt.views.opening import Reading
+        from ckptfmt.views.zarr import open_group
+
+        return open_group(self._opened, self._guard(self._opened), Reading(mmap, verify))
+
+    def _repr_html_(self) -> str:
+        from ckptfmt.views.notebook import html_of
+
+        return html_of(self._opened)
 
     # -- Mapping --------------------------------------------------------------------------------
     def __getitem__(self, name: str) -> StoredTensor:

@@ -80,11 +80,11 @@ class _Guard:
         if catalog is None or self._connection.site.read_only or self._connection.closed:
             yield  # no row can be written: the grace between retirement and deletion protects this reader
             return
-        reader = self._register(catalog, opened)
+        reader, pid = self._register(catalog, opened), os.getpid()
         try:
             yield
         finally:
-            if reader is not None:
+            if reader is not None and pid == os.getpid():  # a forked child leaves its parent's row alone
                 _forget(catalog, opened, reader)
 
     def _register(self, catalog: Catalog, opened: Opened) -> int | None:

@@ -21,6 +21,7 @@ def plain(requirement: str) -> str:
 def test_every_dependency_is_imported_and_every_import_declared() -> None:
     graph = grimp.build_graph("ckptfmt", include_external_packages=True, cache_dir=None)
     outside = {name for name in graph.modules if not name.startswith("ckptfmt")} - sys.stdlib_module_names
+    outside -= {"_typeshed"}  # there for type checkers only
     homes = importlib.metadata.packages_distributions()
     # ckptfmt.testing is imported by the tests of those who write backends and catalogs; pytest brought them there.
     needed = {
@@ -29,7 +30,9 @@ def test_every_dependency_is_imported_and_every_import_declared() -> None:
         if any(not room.startswith("ckptfmt.testing") for room in graph.find_modules_that_directly_import(name))
     }
     imported = {plain(homes[name][0]) for name in needed}
-    optional = {plain(line) for extra in ("torch", "postgres") for line in PROJECT["optional-dependencies"][extra]}
+    optional = {
+        plain(line) for extra in ("torch", "postgres", "zarr") for line in PROJECT["optional-dependencies"][extra]
+    }
     assert imported == {plain(line) for line in PROJECT["dependencies"]} | optional
 
 
