@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final, NoReturn
 
 from ckptfmt.__about__ import __version__
-from ckptfmt.cli import bench, db, demo, diff, doctor, inspect, ls, recover, verify
+from ckptfmt.cli import bench, db, demo, diff, doctor, export, inspect, ls, recover, verify
 from ckptfmt.cli import gc as collect
 from ckptfmt.errors import CkptError, InvalidInput
 
@@ -25,6 +25,7 @@ VERBS: Final[dict[str, ModuleType]] = {
     "ls": ls,
     "verify": verify,
     "diff": diff,
+    "export": export,
     "gc": collect,
     "recover": recover,
     "db": db,

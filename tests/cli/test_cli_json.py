@@ -35,6 +35,7 @@ from ckptfmt.demo.ranks import judge as ranks_judge
 from ckptfmt.demo.ranks import report as ranks_demo
 from ckptfmt.doctor import report as diagnosis
 from ckptfmt.engine import reports
+from ckptfmt.exchange import kerchunk
 from ckptfmt.measure import report as bench
 
 ROOMS = (
@@ -45,6 +46,7 @@ ROOMS = (
     diagnosis,
     generation_view,
     history,
+    kerchunk,
     listing,
     rebuilt,
     repository_view,
@@ -144,6 +146,11 @@ def test_real_output_is_as_documented(eventful: Path, arguments: list[str], repo
 
 def test_backup_is_as_documented(eventful: Path, tmp_path: Path) -> None:
     check(ok_json("db", "backup", eventful, tmp_path / "copy"), "Backup", "db.backup")
+
+
+def test_an_export_is_as_documented(eventful: Path, tmp_path: Path) -> None:
+    document = ok_json("export", f"{eventful}#train@2", "--kerchunk", tmp_path / "refs.json")
+    check(document, BY_REPORT["export.kerchunk"], "export.kerchunk")
 
 
 def test_a_rebuild_is_as_documented(eventful: Path, tmp_path: Path) -> None:

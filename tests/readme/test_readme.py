@@ -87,7 +87,7 @@ def test_the_change_from_torch_save_is_four_lines_and_both_sides_work(stage: Sta
 
 
 def test_loop_then_inference(stage: Stage) -> None:
-    loop, _, inference, slices = blocks("python")
+    loop, _, inference, slices, *_ = blocks("python")
     stage.run(loop)
     assert len(stage.steps_done) == STEPS
     with ckptfmt.open(stage.place / "ckpts", mode="r") as repo:
