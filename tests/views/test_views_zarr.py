@@ -30,7 +30,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.dtype import data_type_registry
 
 import ckptfmt
-from ckptfmt.errors import Corrupt, InvalidInput, NotFound
+from ckptfmt.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from ckptfmt.format.dtypes import DTYPES, numpy_dtype
 from ckptfmt.views import grid as grids
 from ckptfmt.views.zarr_dtypes import register
@@ -227,6 +227,21 @@ def test_a_pack_that_is_short_or_gone(saved: Callable[..., Any], tmp_path: Path,
         path.unlink()
     with pytest.raises((Corrupt, NotFound), match=path.name):
         group["w"][...]
+
+
+def test_a_pack_that_is_cut_while_it_is_mapped_is_an_error_and_no_signal(
+    saved: Callable[..., Any], tmp_path: Path
+) -> None:
+    array = np.arange(3 << 20, dtype=np.float64)  # three digests
+    generation = saved({"w": array})
+    shown = generation.zarr_group(mmap=True, verify=False)["w"]
+    assert shown[0] == 0
+    box = generation._opened.stored.all[0].boxes[0]
+    os.truncate(pack_of(generation, tmp_path), box.offset + (9 << 20))
+    with pytest.raises(Unavailable, match="use mmap=False"):
+        shown[-1]
+    with pytest.raises(Corrupt, match="truncated"):
+        generation.zarr_group()["w"][-1]
 
 
 def test_chunks_are_read_once_for_all_that_lie_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
