@@ -37,6 +37,10 @@ class Families:
             self._by_type[kind] = found
             return found
 
+    def beside(self, others: Sequence[ArrayFamily]) -> Families:
+        """These families, and ``others`` before them."""
+        return Families((*others, *self._families[:-1]))
+
     def named(self, name: str) -> ArrayFamily | None:
         """The family whose references in the state tree are called ``name``, or None if it is not loaded."""
         if name in ("stored_bytes", "stored_bytearray"):

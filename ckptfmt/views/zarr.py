@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def open_store(opened: Opened, guard: AbstractContextManager[None], reading: Reading) -> GenerationStore:
     """The store over ``opened``, which keeps ``guard`` entered. ``InvalidInput`` without zarr-python 3.1."""
-    _require_zarr()
+    require_zarr()
     from ckptfmt.views.zarr_store import GenerationStore
 
     return GenerationStore(opened, reading, guard)
@@ -32,7 +32,8 @@ def open_group(opened: Opened, guard: AbstractContextManager[None], reading: Rea
     return zarr.open_group(store, mode="r", zarr_format=3, use_consolidated=False)
 
 
-def _require_zarr() -> None:
+def require_zarr() -> None:
+    """``InvalidInput`` without zarr-python 3.1."""
     hint = "install it with pip install 'ckptfmt[zarr]'"
     if importlib.util.find_spec("zarr") is None:
         raise InvalidInput(f"zarr is not installed; {hint}")
