@@ -11,7 +11,7 @@ from typing import Any, Final
 from ckptfmt import connect
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.reports import Report
-from ckptfmt.errors import Conflict, Corrupt, InvalidInput
+from ckptfmt.errors import Conflict, Corrupt
 from ckptfmt.exchange.foreign import Foreign, open_foreign
 from ckptfmt.exchange.foreign_family import source_families
 from ckptfmt.generation import Generation
@@ -71,8 +71,6 @@ def import_checkpoint(
         provenance = _provenance(foreign)
         connection = connect.open_site(url, mode="w", catalog=catalog, storage_options=storage_options)
         try:
-            if connection.folder:
-                raise InvalidInput(f"{url} is the folder of one generation: give a repository")
             generation = _save(connection, foreign, state, provenance, run, step, tags, host_bytes_max)
             _check_written(connection, foreign, generation)
             return ImportReport(
