@@ -18,7 +18,7 @@ from ckptfmt.engine.reports import Report
 from ckptfmt.errors import Conflict, InvalidInput, NotFound
 from ckptfmt.views.box_bytes import VerifiedBytes
 from ckptfmt.views.chunks import Chunk
-from ckptfmt.views.grid import Presented
+from ckptfmt.views.references import grid_of_references, references
 from ckptfmt.views.zarr_nodes import CORE, DOCUMENT, ArrayNode, Nodes, chunk_key
 
 SIDE_SUFFIX: Final = ".bytes"
@@ -99,24 +99,13 @@ class _References:
         self.ranges: dict[str, Any] = {}
 
     def add(self, node: ArrayNode) -> None:
-        presented = node.presented
-        grid = node.free_grid if presented is None else presented.grid
-        self.documents[f"{node.name}/{DOCUMENT}"] = node.document_of(grid).decode()
-        for index in grid.indices():
-            found = None if presented is None else self._range(node, presented, index)
-            if found is None:
-                chunk = Chunk(node, index, presented)
-                found = self._side.append(chunk.read(self._source, 0, chunk.nbytes))
-            self.ranges[chunk_key(node.name, index)] = found
-
-    def _range(self, node: ArrayNode, presented: Presented, index: tuple[int, ...]) -> list[Any] | None:
-        """A chunk in its pack; it may end in what follows its box, but not after the pack."""
-        place = presented.place(index)
-        box = node.stored.boxes[place.box]
-        offset = box.offset + place.first
-        if offset + presented.chunk_bytes > box.pack_bytes:
-            return None
-        return [f"{self._root}/{box.pack}", offset, presented.chunk_bytes]
+        self.documents[f"{node.name}/{DOCUMENT}"] = node.document_of(grid_of_references(node)).decode()
+        for index, found in references(node):
+            if isinstance(found, Chunk):
+                where = self._side.append(found.read(self._source, 0, found.nbytes))
+            else:
+                where = [f"{self._root}/{found.pack}", found.offset, found.nbytes]
+            self.ranges[chunk_key(node.name, index)] = where
 
 
 class _SideFile:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from ckptfmt import connect
 from ckptfmt.engine import verdicts
@@ -32,6 +35,14 @@ class Reading:
             root = connect.root_path(backend.url)
             return MappedBytes(lambda key: root / key, verify=self.verify)
         return VerifiedBytes(backend) if self.verify else UnverifiedBytes(backend)
+
+
+def held(view: Any, guard: AbstractContextManager[None] | None) -> weakref.finalize[Any, Any]:
+    """Enter ``guard``, to be left when what is returned is called or ``view`` is forgotten, whichever comes first."""
+    stack = ExitStack()
+    if guard is not None:
+        stack.enter_context(guard)
+    return weakref.finalize(view, stack.close)
 
 
 def reopened(url: str, folder: str, key: str) -> Opened:

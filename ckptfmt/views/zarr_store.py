@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, Self
 
@@ -17,7 +16,7 @@ from ckptfmt.errors import InvalidInput
 from ckptfmt.format.boxes import Extent
 from ckptfmt.views.box_bytes import BoxBytes
 from ckptfmt.views.chunks import Chunk
-from ckptfmt.views.opening import Reading, reopened
+from ckptfmt.views.opening import Reading, held, reopened
 from ckptfmt.views.zarr_dtypes import register
 from ckptfmt.views.zarr_nodes import CHUNKS, DOCUMENT, Nodes, chunk_key
 
@@ -49,7 +48,7 @@ class GenerationStore(Store):
         self._reading = reading
         self._nodes = Nodes(opened)
         self._bytes: BoxBytes = reading.of(opened)
-        self._release = _held(self, guard)
+        self._release = held(self, guard)
         self._before: GenerationStore | None = None
 
     # -- what zarr asks of a store ------------------------------------------------------------------
@@ -197,14 +196,6 @@ class GenerationStore(Store):
 
     def __repr__(self) -> str:
         return f"<GenerationStore of {self._opened.name}: {len(self._nodes)} arrays>"
-
-
-def _held(store: GenerationStore, guard: AbstractContextManager[None] | None) -> weakref.finalize[Any, Any]:
-    """Enter ``guard``, to be left when the store is closed or forgotten, whichever comes first."""
-    stack = ExitStack()
-    if guard is not None:
-        stack.enter_context(guard)
-    return weakref.finalize(store, stack.close)
 
 
 def _index(key: str) -> Extent | None:
