@@ -86,9 +86,9 @@ def read_safetensors(folder: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118: no mapping
-                assert name not in found
-                found[name] = file.get_tensor(name)
+            here = {name: file.get_tensor(name) for name in sorted(file.keys())}
+        assert not here.keys() & found.keys()
+        found |= here
     return found
 
 
