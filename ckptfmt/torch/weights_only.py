@@ -15,7 +15,11 @@ from ckptfmt.torch.elements import EXACT_TYPES, NAMES
 from ckptfmt.torch.host import copy_out
 
 _ZIP: Final = b"PK\x03\x04"
-_REFUSAL: Final = re.compile(r"Unsupported (?:global|class|operand)[^.]*?(?:GLOBAL )?([\w.]+\.\w+)")
+_REFUSAL: Final = re.compile(
+    r"(?:Unsupported global: |unsupported )GLOBAL ([\w.]+)"
+    r"|Can only (?:create new object|build).*but got <class '([\w.]+)'>"
+)
+_REASON: Final = re.compile(r"WeightsUnpickler error: (.*)")
 
 
 def load_file(path: Path) -> Any:
@@ -43,16 +47,22 @@ def _load(source: Any, what: str, *, mmap: bool) -> Any:
 
 
 def _told(error: Exception, what: str) -> CkptError:
-    refused = _REFUSAL.search(str(error))
+    text = str(error)
+    refused = _REFUSAL.search(text)
     if refused is not None:
+        name = refused[1] or refused[2]
         return InvalidInput(
-            f"{what} holds a {refused[1]}, which torch.load(weights_only=True) refuses: to build one may run code of "
-            "the file. If you trust the file: load it in Python inside "
-            f"torch.serialization.safe_globals([{refused[1]}]), then ckptfmt.save what is to be kept",
+            f"{what} holds a {name}, which torch.load(weights_only=True) refuses: to build one may run code of it. "
+            f"If you trust the file: load it in Python inside torch.serialization.safe_globals([{name}]), then "
+            "ckptfmt.save what is to be kept",
             kind="weights_only",
         )
-    first = str(error).partition("\n")[0]
-    return FormatError(f"{what} is not what torch.save writes, or is damaged: {type(error).__name__}: {first}")
+    reason = _REASON.search(text)
+    told = text.partition("\n")[0] if reason is None else reason[1]
+    return FormatError(
+        f"{what} is not what torch.save writes by default, or is damaged: {type(error).__name__}: {told[:300]}; get "
+        "another copy, or load it with torch and ckptfmt.save what is to be kept"
+    )
 
 
 def box_in(data: bytes, what: str) -> tuple[str, tuple[int, ...], bytearray]:

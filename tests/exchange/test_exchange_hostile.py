@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -107,7 +108,7 @@ CRAFTED = {
 
 @pytest.mark.parametrize("data", CRAFTED.values(), ids=CRAFTED.keys())
 def test_crafted_pickles_are_refused(data: bytes) -> None:
-    with pytest.raises(FormatError, match="^it"):
+    with pytest.raises(FormatError, match=r"^it"):
         parse_metadata(data, "it")
 
 
@@ -174,15 +175,17 @@ def test_one_list_in_many_tensors_is_counted_for_each(real: bytes, monkeypatch: 
         for number in range(9):
             found.state_dict_metadata[f"t{number}"] = found.state_dict_metadata["m.w"]
 
-    with pytest.raises(FormatError, match="more than 5 chunks|which file"):
+    with pytest.raises(FormatError, match=r"more than 5 chunks|which file"):
         parse_metadata(rebuilt(real, many), "it")
 
 
 def _answer(data: bytes) -> None:
+    told = ""
     try:
         parse_metadata(data, "it")
     except FormatError as error:
-        assert str(error).startswith("it")
+        told = str(error)
+    assert not told or told.startswith("it")
 
 
 _ANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -233,7 +236,7 @@ def test_items_outside_of_their_files(directory: Path, real: bytes, tmp_path: Pa
         open_foreign(moved(relative_path="__9_9.distcp"))
     with pytest.raises(Corrupt, match="cut short"):
         open_foreign(moved(length=1 << 40))
-    with open_foreign(moved(offset=0, length=100)) as foreign, pytest.raises(FormatError, match="'m.w' in __0_0"):
+    with open_foreign(moved(offset=0, length=100)) as foreign, pytest.raises(FormatError, match=r"'m\.w' in __0_0"):
         list(foreign.tensors["m.w"].pieces())
 
 
@@ -296,7 +299,7 @@ WRONG = {
 @pytest.mark.parametrize("data", WRONG.values(), ids=WRONG.keys())
 def test_wrong_safetensors_files(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(data)
-    with pytest.raises(FormatError, match="w.safetensors|'w'"):
+    with pytest.raises(FormatError, match=r"w\.safetensors|'w'"):
         open_foreign(tmp_path / "w.safetensors")
 
 
@@ -306,10 +309,8 @@ def test_any_file_ends_in_an_error_of_ours(tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
     for text in (data, struct.pack("<Q", max(0, len(data) - 8)) + b"{" + data):
         path.write_bytes(text)
-        try:
+        with contextlib.suppress(FormatError):
             open_foreign(path).close()
-        except CkptError as error:
-            assert isinstance(error, FormatError)
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "..", "", "sub/model.safetensors", "a\\b"])
@@ -335,7 +336,7 @@ def test_an_index_that_leads_out_of_its_folder(name: str, tmp_path: Path) -> Non
     ],
 )
 def test_an_index_that_is_none(text: bytes) -> None:
-    with pytest.raises(FormatError, match="^it"):
+    with pytest.raises(FormatError, match=r"^it"):
         parse_index(text, "it")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,56 @@ def test_references(tmp_path: Path, saved: torch.Tensor, monkeypatch: pytest.Mon
     names: dict[str, Any] = {}
     exec(example("reference://"), names)
     assert np.array_equal(names["rows"], saved[:16].numpy())
+
+
+def _model() -> torch.nn.Module:
+    model = torch.nn.Sequential()
+    model.add_module("embed", torch.nn.Embedding(32, 4))
+    return model
+
+
+def test_safetensors(tmp_path: Path, saved: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = [block for block in blocks("python") if "load_file" in block]
+    words = code.partition("# of: ckptfmt ")[2].splitlines()[0].replace("/ckpts", str(tmp_path / "ckpts")).split()
+    subprocess.run([sys.executable, "-m", "ckptfmt.cli.main", *words], check=True, cwd=tmp_path, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    model = _model()
+    exec(code, {"model": model})
+    assert torch.equal(model.state_dict()["embed.weight"], saved)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_packs_in_torchs_reader(tmp_path: Path, saved: torch.Tensor) -> None:
+    model = _model()
+    with ckptfmt.open(tmp_path / "ckpts", mode="r") as repository:
+        folder = repository.latest("llama").url.removeprefix("file://")
+    exec(example("HuggingFaceStorageReader(folder)"), {"model": model, "folder": folder})
+    assert torch.equal(model.state_dict()["embed.weight"], saved)
+
+
+def test_imports(tmp_path: Path, saved: torch.Tensor) -> None:
+    """Each line that the README shows, on a file of its kind."""
+    import torch.distributed.checkpoint as dcp
+    import zarr
+    from safetensors.torch import save_file
+
+    state = {"w": saved}
+    save_file(state, tmp_path / "model.safetensors")
+    torch.save(state, tmp_path / "checkpoint.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(dict(state), checkpoint_id=tmp_path / "dcp-folder")
+    zarr.open_group(tmp_path / "arrays.zarr", mode="w").create_array("w", data=saved.numpy())
+    (block,) = [block for block in blocks("sh") if block.startswith("ckptfmt import")]
+    lines = [line.partition(" # ")[0].split() for line in block.splitlines()]
+    assert len(lines) == 4
+    for _, *words in lines:
+        place = [word.replace("/ckpts", str(tmp_path / "imported")) for word in words]
+        subprocess.run(
+            [sys.executable, "-m", "ckptfmt.cli.main", *place], check=True, cwd=tmp_path, capture_output=True
+        )
+    with ckptfmt.open(tmp_path / "imported", mode="r") as repository:
+        found = repository.generations(run="base")
+        assert [one.step for one in found] == [0, 0, 1000, 0]
+        for one in found:
+            assert np.array_equal(np.asarray(repository.generation(one.id)["w"]), saved.numpy())
