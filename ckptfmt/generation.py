@@ -21,6 +21,7 @@ from ckptfmt.format.naming import ranks_shown
 from ckptfmt.rank_here import rank_here
 
 if TYPE_CHECKING:
+    from tensorstore import TensorStore
     from zarr import Group
 
     from ckptfmt.engine.arena import Arena
@@ -179,6 +180,21 @@ class Generation(Mapping[str, "StoredTensor"]):
         from ckptfmt.views.zarr import open_group
 
         return open_group(self._opened, self._guard(self._opened), Reading(mmap, verify))
+
+    def tensorstore(
+        self, name: str, *, rank: int | None = None, mmap: bool = False, verify: bool = True
+    ) -> TensorStore:
+        """One tensor as a read-only ``tensorstore.TensorStore``; what several ranks kept for themselves by ``rank``.
+
+        Read and compared as by ``zarr``: what TensorStore reads raises the errors of ckptfmt. ``KeyError`` without such
+        a tensor, ``InvalidInput`` without ``ckptfmt[tensorstore]``.
+        """
+        from ckptfmt.views.opening import Reading
+        from ckptfmt.views.tensorstore import open_tensorstore
+
+        tensor = self[name] if rank is None else self[name].of_rank(rank)
+        entry = tensor._one_of(tensor._entries, "value")
+        return open_tensorstore(self._opened, entry, self._guard(self._opened), Reading(mmap, verify))
 
     def _repr_html_(self) -> str:
         from ckptfmt.views.notebook import html_of

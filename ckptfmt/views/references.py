@@ -1,4 +1,4 @@
-"""The chunks of a tensor for readers who go to the packs by themselves: where each lies, and which have to be copied."""
+"""The chunks of a tensor for readers who go to the packs by themselves: where each lies, or that it must be copied."""
 
 from __future__ import annotations
 

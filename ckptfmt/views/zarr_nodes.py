@@ -30,6 +30,8 @@ EXTENDED: Final = frozenset(
     {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"}
 )
 """Those with registered names that ``zarr_dtypes`` teaches zarr-python."""
+TENSORSTORE: Final = CORE | EXTENDED | {"int2", "int4"}
+"""Those that TensorStore knows by itself; it has an element of the smallest ones in a byte, too."""
 
 _ESCAPED: Final = re.compile(r"[%/\\\x00-\x1f\x7f]")
 _LIKE_RANK: Final = re.compile(r"@(?=[0-9]+\Z)")
@@ -187,7 +189,7 @@ class Nodes(Mapping[str, ArrayNode]):
         found = self._made.get(name)
         if found is None:
             row, alias = self._rows[name]
-            found = self._made[name] = self._make(name, self.opened.stored.at(row), alias)
+            found = self._made[name] = array_node(name, self.opened.stored.at(row), self._known, alias)
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -199,11 +201,13 @@ class Nodes(Mapping[str, ArrayNode]):
     def __contains__(self, name: object) -> bool:
         return name in self._rows
 
-    def _make(self, name: str, stored: Stored, alias: str | None) -> ArrayNode:
-        if stored.dtype in self._known:
-            return ArrayNode(name, stored, stored.dtype, stored.shape, alias)
-        width = dtype(stored.dtype).itemsize
-        return ArrayNode(name, stored, "uint8", (*stored.shape, width) if width > 1 else stored.shape, alias)
+
+def array_node(name: str, stored: Stored, known: frozenset[str], alias: str | None = None) -> ArrayNode:
+    """The node of a tensor: of its own element type if that is ``known``, else as ``uint8``."""
+    if stored.dtype in known:
+        return ArrayNode(name, stored, stored.dtype, stored.shape, alias)
+    width = dtype(stored.dtype).itemsize
+    return ArrayNode(name, stored, "uint8", (*stored.shape, width) if width > 1 else stored.shape, alias)
 
 
 def _named(

@@ -31,7 +31,9 @@ def test_every_dependency_is_imported_and_every_import_declared() -> None:
     }
     imported = {plain(homes[name][0]) for name in needed}
     optional = {
-        plain(line) for extra in ("torch", "postgres", "zarr") for line in PROJECT["optional-dependencies"][extra]
+        plain(line)
+        for extra in ("torch", "postgres", "zarr", "tensorstore")
+        for line in PROJECT["optional-dependencies"][extra]
     }
     assert imported == {plain(line) for line in PROJECT["dependencies"]} | optional
 

@@ -19,7 +19,7 @@ def test_importing_ckptfmt_loads_nothing_heavy() -> None:
     loaded = modules_after("import ckptfmt")
     heavy = {"numpy", "torch", "sqlalchemy", "alembic", "msgspec", "zstandard", "xxhash", "fsspec", "typer", "rich"}
     assert not loaded & heavy
-    assert not loaded & {"zarr", "ml_dtypes", "dask", "xarray"}
+    assert not loaded & {"zarr", "tensorstore", "ml_dtypes", "dask", "xarray"}
     assert {name for name in loaded if name.startswith("ckptfmt")} == {"ckptfmt"}
 
 
