@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from io import RawIOBase
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from ckptfmt.backends.posix_errors import translated
+from ckptfmt.backends.syscalls import Syscalls
 from ckptfmt.errors import Conflict
+
+_NO_LINK: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 class NewFiles:
@@ -78,10 +83,15 @@ class NewFiles:
 
 
 def _link(place: Path, final: Path) -> None:
-    """Unlike a rename a link never takes the place of another file."""
+    """Unlike a rename a link never takes the place of another file; without links there is a rename that does not."""
     try:
         with translated("create", str(final)):
-            os.link(place, final)
+            try:
+                os.link(place, final)
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+                Syscalls().rename_noreplace(str(place), str(final))
     except Conflict as error:
         raise _taken(final) from error
 

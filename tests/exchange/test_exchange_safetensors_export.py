@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,7 @@ from safetensors.torch import load_file, load_model
 import ckptfmt
 from ckptfmt import PerRank
 from ckptfmt.errors import Conflict, Corrupt, InvalidInput, Mismatch, NotFound
+from ckptfmt.exchange import new_files
 from ckptfmt.exchange.foreign import open_foreign
 from ckptfmt.exchange.safetensors_export import Chosen, export_safetensors
 
@@ -196,6 +199,35 @@ def test_everything_is_synced_before_it_has_its_name(
         "link model.safetensors.index.json",
         "fsync folder",
     ]
+
+
+def test_a_file_system_without_links(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(source: Any, target: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    export_safetensors(opened_at(saved, "run"), tmp_path / "out", Chosen(keys="optimizer.*"))
+    assert os.listdir(tmp_path / "out") == ["model.safetensors"]
+    assert_same(read_safetensors(tmp_path / "out"), {"optimizer.m": torch.zeros(9)})
+    with pytest.raises(Conflict, match="is there already"):
+        new_files._link(tmp_path / "out" / "model.safetensors", tmp_path / "out" / "model.safetensors")
+
+
+def test_an_export_that_is_killed_leaves_nothing_under_a_final_name(saved: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from ckptfmt.cli.main import main\n"
+        "os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "main(['export', sys.argv[1], '--safetensors', sys.argv[2], '--file-bytes', '1000'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"{saved}#run", tmp_path / "out"], capture_output=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL
+    left = os.listdir(tmp_path / "out")
+    assert left
+    assert all(name.startswith(".") and name.endswith(".partial") for name in left)
+    export_safetensors(opened_at(saved, "run"), tmp_path / "out")
 
 
 def test_what_cannot_be_chosen(saved: Path, tmp_path: Path) -> None:
