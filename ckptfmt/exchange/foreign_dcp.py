@@ -29,7 +29,7 @@ class _Items:
         self._path = path
         self._files = files
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Item, tuple[str, Extent, bytearray]] = OrderedDict()
+        self._kept: OrderedDict[Item, tuple[str, Extent, memoryview]] = OrderedDict()
 
     def data(self, item: Item) -> bytes:
         return self._files[item.file].read(item.offset, item.nbytes)
@@ -37,7 +37,7 @@ class _Items:
     def what(self, name: str, item: Item) -> str:
         return f"{self._path}: {name!r} in {item.file} at offset {item.offset}"
 
-    def box(self, name: str, item: Item) -> tuple[str, Extent, bytearray]:
+    def box(self, name: str, item: Item) -> tuple[str, Extent, memoryview]:
         """Element type, shape and bytes of what an item holds."""
         from ckptfmt.torch.weights_only import box_in
 
@@ -45,7 +45,7 @@ class _Items:
             found = self._kept.get(item)
             if found is None:
                 found = self._kept[item] = box_in(self.data(item), self.what(name, item))
-                while len(self._kept) > 1 and sum(len(one[2]) for one in self._kept.values()) > KEPT_BYTES:
+                while len(self._kept) > 1 and sum(one[2].nbytes for one in self._kept.values()) > KEPT_BYTES:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(item)
             return found
@@ -74,7 +74,7 @@ class _ItemBytes:
                 tensor=self._name,
                 offset=self._item.offset,
             )
-        memory[:] = memoryview(data)[first : first + memory.nbytes]
+        memory[:] = data[first : first + memory.nbytes]
 
 
 class DcpDirectory(Foreign):

@@ -61,7 +61,7 @@ def import_checkpoint(
     is not there.
 
     The generation's metadata tells under ``imported_from`` the kind, name, and each file's name, bytes and xxh3-128.
-    At most ``host_bytes_max`` of host memory is used (with DCP also the largest box that one rank saved).
+    At most ``host_bytes_max`` of host memory is used (with DCP also twice the largest box that a rank saved).
     ``InvalidInput``, ``NotFound``, ``FormatError`` and ``Corrupt`` for the source, before anything is written where
     that can be told; ``Conflict`` if a file of it changed meanwhile: the generation is then quarantined.
     """

@@ -12,7 +12,6 @@ import torch
 
 from ckptfmt.errors import CkptError, FormatError, InvalidInput
 from ckptfmt.torch.elements import EXACT_TYPES, NAMES
-from ckptfmt.torch.host import copy_out
 
 _ZIP: Final = b"PK\x03\x04"
 _REFUSAL: Final = re.compile(
@@ -65,13 +64,12 @@ def _told(error: Exception, what: str) -> CkptError:
     )
 
 
-def box_in(data: bytes, what: str) -> tuple[str, tuple[int, ...], bytearray]:
-    """The only tensor in ``data``, by its element type, its shape, and its bytes in C order. ``FormatError`` for
-    anything else."""
+def box_in(data: bytes, what: str) -> tuple[str, tuple[int, ...], memoryview]:
+    """The only tensor in ``data``, by its element type, its shape, and its bytes in C order, which are not copied where
+    they lie so. ``FormatError`` for anything else."""
     value = load_bytes(data, what)
     name = NAMES.get(value.dtype) if type(value) in EXACT_TYPES else None
     if name is None or value.layout is not torch.strided:
         raise FormatError(f"{what} is a {type(value).__name__} that is no plain tensor")
-    host = bytearray(value.nbytes)
-    copy_out(value, memoryview(host))
-    return name, tuple(value.shape), host
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    return name, tuple(value.shape), memoryview(plain.reshape(-1).view(torch.uint8).numpy())

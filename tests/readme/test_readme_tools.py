@@ -59,7 +59,7 @@ def _model() -> torch.nn.Module:
 
 
 def test_safetensors(tmp_path: Path, saved: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = [block for block in blocks("python") if "load_file" in block]
+    code = example("load_file")
     words = code.partition("# of: ckptfmt ")[2].splitlines()[0].replace("/ckpts", str(tmp_path / "ckpts")).split()
     subprocess.run([sys.executable, "-m", "ckptfmt.cli.main", *words], check=True, cwd=tmp_path, capture_output=True)
     monkeypatch.chdir(tmp_path)
