@@ -2,6 +2,7 @@
 
 --safetensors FOLDER: its tensors as safetensors files with an index, as Hugging Face's tools write and read them.
 --kerchunk FILE.json: references into the packs, which zarr and xarray open through fsspec where there is no ckptfmt.
+--ocdbt: a database beside the packs, in the generation's folder, which TensorStore opens where there is no ckptfmt.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ckptfmt.cli.output import Page
     from ckptfmt.engine.opened import Opened
     from ckptfmt.exchange.kerchunk import KerchunkExport
+    from ckptfmt.exchange.ocdbt_export import OcdbtExport
     from ckptfmt.exchange.safetensors_export import SafetensorsExport
 
 _OF_SAFETENSORS = ("keys", "exclude", "subtree", "dtype", "rank", "file_bytes")
@@ -26,6 +28,11 @@ def configure(parser: ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--safetensors", metavar="FOLDER", help="write model.safetensors, or several files and an index")
     what.add_argument("--kerchunk", metavar="FILE", help="write references as JSON; nothing is verified through them")
+    what.add_argument(
+        "--ocdbt",
+        action="store_true",
+        help="write an OCDBT database into the repository; nothing is verified through it",
+    )
     chosen = parser.add_argument_group("with --safetensors")
     chosen.add_argument("--keys", action="append", metavar="PATTERN", help="only tensors that match; may be repeated")
     chosen.add_argument("--exclude", action="append", metavar="PATTERN", help="no tensors that match; may be repeated")
@@ -44,14 +51,16 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     from ckptfmt.cli.places import opened_place
 
-    if arguments.kerchunk is not None:
+    if arguments.safetensors is None:
         _require_unset(arguments, _OF_SAFETENSORS, "--safetensors")
-    else:
+    if arguments.kerchunk is None:
         _require_unset(arguments, ("root",), "--kerchunk")
     with opened_place(arguments) as place:
         opened = place.open()
         if arguments.kerchunk is not None:
             _kerchunk(opened, arguments)
+        elif arguments.ocdbt:
+            _ocdbt(opened, arguments)
         else:
             _safetensors(opened, arguments)
     return 0
@@ -71,6 +80,14 @@ def _kerchunk(opened: Opened, arguments: Namespace) -> None:
 
     report = export_kerchunk(opened, Path(arguments.kerchunk), root=arguments.root)
     emit(report, lambda page: show(page, report), as_json=arguments.as_json)
+
+
+def _ocdbt(opened: Opened, arguments: Namespace) -> None:
+    from ckptfmt.cli.output import emit
+    from ckptfmt.exchange.ocdbt_export import export_ocdbt
+
+    report = export_ocdbt(opened)
+    emit(report, lambda page: show_ocdbt(page, report), as_json=arguments.as_json)
 
 
 def _safetensors(opened: Opened, arguments: Namespace) -> None:
@@ -100,6 +117,25 @@ def show(page: Page, report: KerchunkExport) -> None:
                 else "",
             ),
             ("to open", f'zarr.open_group("reference://", storage_options={{"fo": "{report.file}"}}, mode="r")'),
+        ]
+    )
+
+
+def show_ocdbt(page: Page, report: OcdbtExport) -> None:
+    from ckptfmt.cli import quantities as q
+
+    page.heading(f"generation #{report.generation_id} of run {report.run!r}, step {report.step:,}")
+    place = f'"base": "{report.base}"'
+    if report.manifest != report.base:
+        place += f', "manifest": "{report.manifest}"'
+    kvstore = f'{{"driver": "ocdbt", {place}, "path": "NAME/"}}'
+    as_bytes = f"{q.count(len(report.as_bytes), 'array')} of types that TensorStore has no word for"
+    page.facts(
+        [
+            ("database", f"{report.manifest}: {report.references:,} chunks of {q.count(report.arrays, 'array')}"),
+            ("copied", f"{q.size(report.copied_nbytes)} beside it" if report.copied_nbytes else ""),
+            ("as bytes", as_bytes if report.as_bytes else ""),
+            ("to open", f'tensorstore.open({{"driver": "zarr3", "kvstore": {kvstore}}}, read=True)'),
         ]
     )
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
+import numpy as np
+import pytest
+import tensorstore
 from cli_fixtures import ok, ok_json, run
+
+import ckptfmt
 
 
 def test_references_are_written_and_told(repository: Path, tmp_path: Path) -> None:
@@ -33,3 +40,26 @@ def test_an_export_says_what_to_export(repository: Path) -> None:
     result = run("export", f"{repository}#train")
     assert result.code == 2
     assert "--kerchunk" in result.err
+
+
+def test_a_database_for_tensorstore_is_written_and_told(repository: Path, tmp_path: Path) -> None:
+    root = tmp_path / "r"
+    shutil.copytree(repository, root)
+    text = ok("export", f"{root}#train@1", "--ocdbt")
+    assert "generation #1 of run 'train'" in text
+    (call,) = re.findall(r"tensorstore\.open\(.*\)", text)
+    opening = call.replace("NAME", "model.w")
+    array = eval(opening, {"tensorstore": tensorstore}).result()
+    with ckptfmt.open(root, mode="r") as repo:
+        assert np.array_equal(array.read().result(), repo.generation(1)["model.w"].read(framework="numpy"))
+    again = run("export", f"{root}#train@1", "--ocdbt")
+    assert again.code == 11
+    assert "has an OCDBT database already" in again.err
+    assert run("verify", f"{root}#train@1").code == 0
+
+
+@pytest.mark.parametrize("option", [["--root", "s3://b"], ["--dtype", "float16"]], ids=["root", "dtype"])
+def test_options_of_another_export_are_refused(repository: Path, option: list[str]) -> None:
+    result = run("export", f"{repository}#train", "--ocdbt", *option)
+    assert result.code == 2
+    assert "belongs to" in result.err

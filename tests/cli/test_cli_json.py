@@ -37,7 +37,7 @@ from ckptfmt.demo.ranks import judge as ranks_judge
 from ckptfmt.demo.ranks import report as ranks_demo
 from ckptfmt.doctor import report as diagnosis
 from ckptfmt.engine import reports
-from ckptfmt.exchange import importing, kerchunk, safetensors_export
+from ckptfmt.exchange import importing, kerchunk, ocdbt_export, safetensors_export
 from ckptfmt.measure import report as bench
 
 ROOMS = (
@@ -52,6 +52,7 @@ ROOMS = (
     history,
     importing,
     kerchunk,
+    ocdbt_export,
     listing,
     rebuilt,
     repository_view,
@@ -157,6 +158,8 @@ def test_backup_is_as_documented(eventful: Path, tmp_path: Path) -> None:
 def test_an_export_is_as_documented(eventful: Path, tmp_path: Path) -> None:
     document = ok_json("export", f"{eventful}#train@2", "--kerchunk", tmp_path / "refs.json")
     check(document, BY_REPORT["export.kerchunk"], "export.kerchunk")
+    document = ok_json("export", f"{eventful}#train@2", "--ocdbt")
+    check(document, BY_REPORT["export.ocdbt"], "export.ocdbt")
 
 
 def test_what_goes_out_and_comes_in_is_as_documented(eventful: Path, tmp_path: Path) -> None:
