@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import warnings
@@ -103,3 +104,20 @@ def test_imports(tmp_path: Path, saved: torch.Tensor) -> None:
         assert [one.step for one in found] == [0, 0, 1000, 0]
         for one in found:
             assert np.array_equal(np.asarray(repository.generation(one.id)["w"]), saved.numpy())
+
+
+def test_tensorstore_without_ckptfmt(tmp_path: Path, saved: torch.Tensor) -> None:
+    command = [sys.executable, "-m", "ckptfmt.cli.main", "export", f"{tmp_path / 'ckpts'}#llama", "--ocdbt", "--json"]
+    done = subprocess.run(command, check=True, capture_output=True)
+    names: dict[str, Any] = {"folder": json.loads(done.stdout)["base"]}
+    exec(example("tensorstore.open"), names)
+    assert np.array_equal(names["rows"], saved[:16].numpy())
+
+
+def test_a_database_with_each_save(tmp_path: Path) -> None:
+    state = {"model": {"embed": {"weight": np.arange(32.0)}}}
+    with ckptfmt.open(tmp_path / "ckpts") as repo:
+        exec(example("index_when_committed"), {"repo": repo, "state": state, "step": 1})
+        names = {"folder": f"{repo.latest('llama').url}/"}
+    exec(example("tensorstore.open"), names)
+    assert list(names["rows"]) == list(range(16))
