@@ -51,20 +51,23 @@ class _ArrayBytes:
             memory[done : done + part.nbytes] = part
             done += part.nbytes
 
+    def _rows_around(self, row: int) -> range:
+        if not self._shape:
+            return range(1)
+        step = self._array.chunks[0]
+        count = step * max(1, ROWS_BYTES // (step * self._row_bytes))
+        start = row // step * step
+        return range(start, min(start + count, self._shape[0]))
+
     def _read(self, row: int) -> None:
         import numpy as np
 
-        if not self._shape:
-            found, self._rows = self._array[...], range(1)
-        else:
-            step = self._array.chunks[0]
-            count = step * max(1, ROWS_BYTES // (step * self._row_bytes))
-            start = row // step * step
-            self._rows = range(start, min(start + count, self._shape[0]))
-            try:
-                found = self._array[self._rows.start : self._rows.stop]
-            except Exception as error:  # codecs end in errors of their own
-                raise FormatError(f"{self._what} cannot be read: {type(error).__name__}: {error}") from error
+        rows = self._rows_around(row)
+        try:
+            found = self._array[rows.start : rows.stop] if self._shape else self._array[...]
+        except Exception as error:  # codecs end in errors of their own
+            raise FormatError(f"{self._what} cannot be read: {type(error).__name__}: {error}") from error
+        self._rows = rows
         little = np.ascontiguousarray(found)
         if little.dtype.byteorder == ">":
             little = little.astype(little.dtype.newbyteorder("<"))

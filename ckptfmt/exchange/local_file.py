@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Final
 
 import xxhash
 
@@ -12,20 +13,30 @@ from ckptfmt.backends.posix_errors import translated
 from ckptfmt.errors import Corrupt, FormatError, InvalidInput
 from ckptfmt.exchange.pieces import PIECE_BYTES
 
+KEPT_MAX: Final = 64
+"""Files that stay open at a time; others are opened for each read. A save of many ranks has more than a process may."""
+
 
 class LocalFile:
-    """Open for reading. ``name`` is how messages and reports call it within what was opened.
+    """Open for reading until it is closed. ``name`` is how messages and reports call it within what was opened.
 
     ``NotFound``, ``AccessDenied`` and ``Unavailable`` name the path; ``InvalidInput`` for what is no regular file.
     """
+
+    _kept = 0
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         self.path = path
         self.name = path.name if name is None else name
         with translated("open", str(path)):
             require_regular(path)  # first: to open a pipe would wait for its writer
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._descriptor = self._open()
         self._facts = os.fstat(self._descriptor)
+        if LocalFile._kept < KEPT_MAX:
+            LocalFile._kept += 1
+        else:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     @property
     def nbytes(self) -> int:
@@ -39,10 +50,24 @@ class LocalFile:
 
     def read_into(self, offset: int, memory: memoryview) -> None:
         """Fill ``memory`` from ``offset`` on; ``Corrupt`` where the file ends before."""
+        if self._descriptor >= 0:
+            self._read(self._descriptor, offset, memory)
+            return
+        with translated("open", str(self.path)):
+            descriptor = self._open()
+        try:
+            self._read(descriptor, offset, memory)
+        finally:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def _read(self, descriptor: int, offset: int, memory: memoryview) -> None:
         done = 0
         while done < memory.nbytes:
             with translated("read", f"{self.path} at offset {offset + done}"):
-                count = os.preadv(self._descriptor, [memory[done:]], offset + done)
+                count = os.preadv(descriptor, [memory[done:]], offset + done)
             if not count:
                 raise Corrupt(
                     f"{self.path} ends at {offset + done}, but {memory.nbytes - done} more bytes should follow; the "
@@ -66,15 +91,15 @@ class LocalFile:
     def changed(self) -> bool:
         """Whether the file at the path is no longer the one that was opened, or was written to since."""
         try:
-            there = os.stat(self.path)
+            return _identity(os.stat(self.path)) != _identity(self._facts)
         except OSError:
             return True
-        return any(_identity(self._facts) != _identity(facts) for facts in (there, os.fstat(self._descriptor)))
 
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+            LocalFile._kept -= 1
 
 
 def _identity(facts: os.stat_result) -> tuple[int, ...]:

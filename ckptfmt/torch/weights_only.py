@@ -18,7 +18,7 @@ _REFUSAL: Final = re.compile(
     r"(?:Unsupported global: |unsupported )GLOBAL ([\w.]+)"
     r"|Can only (?:create new object|build).*but got <class '([\w.]+)'>"
 )
-_REASON: Final = re.compile(r"WeightsUnpickler error: (.*)")
+_REASON: Final = re.compile(r"WeightsUnpickler error:\s*(.+)")
 
 
 def load_file(path: Path) -> Any:

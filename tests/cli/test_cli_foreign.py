@@ -114,6 +114,20 @@ def test_damage_is_a_problem_beside_the_lack_of_checksums(place: Path, tmp_path:
     assert document["problems"][0]["kind"] == "format"
 
 
+def test_damage_of_values_and_of_chunks_is_found(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"step": 3}, checkpoint_id=tmp_path / "dcp")
+    (file,) = (tmp_path / "dcp").glob("*.distcp")
+    file.write_bytes(bytes(file.stat().st_size))
+    zarr.open_group(tmp_path / "z", mode="w").create_array("w", data=TENSORS["b"].numpy())
+    (chunk,) = (tmp_path / "z" / "w" / "c").iterdir()
+    chunk.write_bytes(b"no zstd frame")
+    for name in ("dcp", "z"):
+        document = run("verify", tmp_path / name, "--json").json()
+        assert [problem["kind"] for problem in document["problems"]] == ["format", "unverifiable"]
+
+
 def test_what_is_no_checkpoint_is_told(place: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     result = run("inspect", tmp_path / "notes.txt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.tensor
 import zarr
 from exchange_fixtures import as_ranks, assert_same, many_tensors, random_bits, same, save_dcp
+from forked import in_child
 from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import save_file
 
@@ -263,6 +265,24 @@ def test_an_import_needs_no_more_memory_than_it_may(tmp_path: Path) -> None:
         [sys.executable, "-c", code, source, tmp_path / "r"], capture_output=True, text=True, check=True, timeout=120
     )
     assert int(done.stdout) * 1024 < 400 << 20, done.stdout
+
+
+def test_a_folder_of_more_files_than_may_be_open(tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    tensors = {f"w{number:03}": torch.tensor([number]) for number in range(150)}
+    for name, tensor in tensors.items():
+        save_file({name: tensor}, folder / f"{name}.safetensors")
+
+    def few_descriptors() -> int:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
+        report = import_checkpoint(folder, str(tmp_path / "r"))
+        with open_foreign(folder) as foreign:
+            assert len(foreign.tensors) == report.tensors == 150
+        return report.tensors
+
+    assert in_child(few_descriptors) == 150
+    assert_same(ckptfmt.load(tmp_path / "r"), tensors)
 
 
 def test_a_file_that_ends_early_while_it_is_read(tmp_path: Path) -> None:
