@@ -3,8 +3,9 @@
     python -m benchmarks.views [--folder DIR] [--bytes N] [--rounds N]
 
 One tensor of 256 MiB, read whole through Zarr from a local pack in the page cache, and the same bytes by one ``preadv``
-into memory that nobody has touched; a group of 1,000 arrays opened. In turns; ratios are of the best of all rounds, as
-others may be using the machine.
+into memory that nobody has touched; a group of 1,000 arrays opened. The same tensor read whole by TensorStore, from a
+Zarr v3 directory that it has written itself, and through each of our faces. In turns; ratios are of the best of all
+rounds, as others may be using the machine.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from benchmarks.columns import aligned
 
 READ_AT_MOST = 0.6
 OPEN_AT_MOST_SECONDS = 0.020
+TENSORSTORE_AT_LEAST = 0.9
+PLAIN = "TensorStore, its own zarr3 directory"
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -74,6 +77,46 @@ def _first(generation: ckptfmt.Generation, *, mmap: bool, verify: bool) -> float
     return timed(lambda: array[...])
 
 
+def tensorstore_reads(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Seconds, opening included, to read the tensor of ``whole_reads`` by TensorStore: a plain directory with the same
+    chunks, and ours."""
+    import tensorstore
+
+    from ckptfmt.exchange.ocdbt_export import export_ocdbt
+
+    with ckptfmt.open(folder / "large", mode="r") as repo:
+        generation = repo.latest("default")
+    base = export_ocdbt(generation._opened).base
+    ours = generation.tensorstore("w")
+    values = ours.read().result()
+    plain = {"driver": "zarr3", "kvstore": f"file://{folder}/plain/"}
+    layout = tensorstore.ChunkLayout(chunk_shape=ours.chunk_layout.read_chunk.shape)
+    made = tensorstore.open(plain, create=True, dtype=ours.dtype, shape=ours.shape, chunk_layout=layout).result()
+    made.write(values).result()
+    index = {"driver": "zarr3", "kvstore": {"driver": "ocdbt", "base": base, "path": "w/"}}
+
+    def read(spec: dict[str, object]) -> object:
+        return tensorstore.open(spec, read=True).result().read().result()
+
+    ways: dict[str, Callable[[], object]] = {
+        PLAIN: lambda: read(plain),
+        "TensorStore, OCDBT over packs": lambda: read(index),
+        "tensorstore() mapped, unverified": lambda: _virtual(generation, mmap=True, verify=False),
+        "tensorstore() unverified": lambda: _virtual(generation, mmap=False, verify=False),
+        "tensorstore() (the default)": lambda: _virtual(generation, mmap=False, verify=True),
+    }
+    assert np.array_equal(read(index), values)  # type: ignore[arg-type]
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            found[name].append(timed(way))
+    return found
+
+
+def _virtual(generation: ckptfmt.Generation, *, mmap: bool, verify: bool) -> object:
+    return generation.tensorstore("w", mmap=mmap, verify=verify).read().result()
+
+
 def openings(folder: Path, arrays: int, rounds: int) -> dict[str, list[float]]:
     """Seconds to open a group of many arrays from an open generation; and with all of them opened."""
     state = {f"layer.{number}.weight": np.full(8, number) for number in range(arrays)}
@@ -92,12 +135,13 @@ def openings(folder: Path, arrays: int, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def table(reads: dict[str, list[float]], opened: dict[str, list[float]]) -> str:
-    unit = min(reads["preadv into fresh memory"])
-    rows = [("", "best", "median", "worst", "of preadv")]
-    for name, seconds in (reads | opened).items():
+def table(reads: dict[str, list[float]], by_tensorstore: dict[str, list[float]], opened: dict[str, list[float]]) -> str:
+    unit, plain = min(reads["preadv into fresh memory"]), min(by_tensorstore[PLAIN])
+    rows = [("", "best", "median", "worst", "time of preadv", "speed of its own")]
+    for name, seconds in (reads | by_tensorstore | opened).items():
         figures = (f"{figure(seconds) * 1e3:.1f} ms" for figure in (min, median, max))
-        rows.append((name, *figures, f"{min(seconds) / unit:.2f}" if name in reads else ""))
+        of_preadv = "" if name in opened else f"{min(seconds) / unit:.2f}"
+        rows.append((name, *figures, of_preadv, f"{plain / min(seconds):.2f}" if name in by_tensorstore else ""))
     return "\n".join(aligned(rows))
 
 
@@ -112,15 +156,17 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="ckptfmt-views-", dir=told.folder))
     try:
         reads = whole_reads(folder, told.nbytes, told.rounds)
+        by_tensorstore = tensorstore_reads(folder, told.rounds)
         opened = openings(folder, told.arrays, told.rounds)
     finally:
         shutil.rmtree(folder)
-    print(table(reads, opened))
+    print(table(reads, by_tensorstore, opened))
     print(
-        f"goals: a mapped read at most {READ_AT_MOST} of preadv, a group opened in {OPEN_AT_MOST_SECONDS * 1e3:.0f} ms"
+        f"goals: a mapped read at most {READ_AT_MOST} of preadv, a group in {OPEN_AT_MOST_SECONDS * 1e3:.0f} ms, "
+        f"OCDBT at least {TENSORSTORE_AT_LEAST} of the speed of TensorStore's own directory"
     )
     if told.json is not None:
-        told.json.write_text(json.dumps({"reads": reads, "openings": opened}, indent=2))
+        told.json.write_text(json.dumps({"reads": reads, "tensorstore": by_tensorstore, "openings": opened}, indent=2))
 
 
 if __name__ == "__main__":

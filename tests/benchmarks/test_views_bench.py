@@ -20,6 +20,7 @@ def test_every_figure_is_there(
     views.main()
     text = capsys.readouterr().out
     assert "open a group of 20" in text
+    assert "OCDBT over packs" in text
     found = json.loads(figures.read_text())
     assert all(len(seconds) == 1 for group in found.values() for seconds in group.values())
     assert list(tmp_path.iterdir()) == [figures]  # what was saved is gone
