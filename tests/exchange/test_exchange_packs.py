@@ -148,11 +148,9 @@ def _resharded(folder: Path, world_size: int, rank: int) -> bool:
     return all(same(full[name], whole[name]) for name in whole)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_packs_of_four_ranks_are_loaded_by_others_with_other_placements(tmp_path: Path, world_size: int) -> None:
+def test_packs_of_four_ranks_are_loaded_by_three_with_other_placements(tmp_path: Path) -> None:
     folder = packed(tmp_path, spread(4)[1])
-    work = as_ranks(world_size, tmp_path / "store", lambda rank: _resharded(folder, world_size, rank))
-    assert work == [True] * world_size
+    assert as_ranks(3, tmp_path / "store", lambda rank: _resharded(folder, 3, rank)) == [True] * 3
 
 
 def test_packs_of_many_ranks_without_their_manifest_are_whole_tensors_here(tmp_path: Path) -> None:
