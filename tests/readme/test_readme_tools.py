@@ -78,6 +78,19 @@ def test_packs_in_torchs_reader(tmp_path: Path, saved: torch.Tensor) -> None:
     assert torch.equal(model.state_dict()["embed.weight"], saved)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_distributed_checkpoints(tmp_path: Path) -> None:
+    saved, model = _model(), _model()
+    code = example("GenerationWriter").replace("/ckpts", str(tmp_path / "ckpts"))
+    save, _, load = code.partition("# Later")
+    names: dict[str, Any] = {"model": saved, "step": 3, "opt": torch.optim.AdamW(saved.parameters())}
+    exec(save, names)
+    names |= {"model": model, "opt": torch.optim.AdamW(model.parameters())}
+    exec(load.partition("\n")[2], names)
+    assert torch.equal(model.state_dict()["embed.weight"], saved.state_dict()["embed.weight"])
+    assert ckptfmt.open(f"{tmp_path / 'ckpts'}#llama", mode="r").latest("llama").step == 3
+
+
 def test_imports(tmp_path: Path, saved: torch.Tensor) -> None:
     """Each line that the README shows, on a file of its kind."""
     import torch.distributed.checkpoint as dcp

@@ -434,6 +434,7 @@ def test_async_save_freezes_the_state(root: Path, writer: GenerationWriter) -> N
 
 
 def test_staging_uses_its_memory_again(writer: GenerationWriter) -> None:
+    assert writer.stage({}) == {}
     first = writer.stage({"w": torch.ones(1 << 20), "tied": [torch.ones(3)]})
     address = first["w"].data_ptr()
     beside = writer.stage({"w": torch.zeros(1 << 20)})
