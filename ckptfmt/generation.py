@@ -22,8 +22,12 @@ from ckptfmt.format.naming import ranks_shown
 from ckptfmt.rank_here import rank_here
 
 if TYPE_CHECKING:
+    from tensorstore import TensorStore
+    from zarr import Group
+
     from ckptfmt.engine.arena import Arena
     from ckptfmt.engine.families import Families
+    from ckptfmt.views.zarr_store import GenerationStore
 
     Guard = Callable[[Opened], AbstractContextManager[None]]
 
@@ -162,6 +166,46 @@ class Generation(Mapping[str, "StoredTensor"]):
         """Read every byte from where it is whole, and keep none: ``Corrupt`` or ``NotFound`` if some is nowhere."""
         with self._guard(self._opened):
             require_readable(self._opened)
+
+    # -- for other tools: made by the rooms above, when they are asked for ------------------------
+    def zarr(self, *, mmap: bool = False, verify: bool = True) -> GenerationStore:
+        """Its tensors as a read-only Zarr v3 store, one array each. ``InvalidInput`` without ``ckptfmt[zarr]``.
+
+        Chunks are compared with their digests when they are read. With ``mmap`` packs on a local file system are shown
+        without a copy, and compared when they are first looked at: what the system reads again later is not. A page
+        that does not come (a failing disk) then ends the process, so this is no default.
+        """
+        from ckptfmt.views.opening import Reading
+        from ckptfmt.views.zarr import open_store
+
+        return open_store(self._opened, self._guard(self._opened), Reading(mmap, verify))
+
+    def zarr_group(self, *, mmap: bool = False, verify: bool = True) -> Group:
+        """The same, opened: a mapping of names to ``zarr.Array``."""
+        from ckptfmt.views.opening import Reading
+        from ckptfmt.views.zarr import open_group
+
+        return open_group(self._opened, self._guard(self._opened), Reading(mmap, verify))
+
+    def tensorstore(
+        self, name: str, *, rank: int | None = None, mmap: bool = False, verify: bool = True
+    ) -> TensorStore:
+        """One tensor as a read-only ``tensorstore.TensorStore``; what several ranks kept for themselves by ``rank``.
+
+        Read and compared as by ``zarr``: what TensorStore reads raises the errors of ckptfmt. ``KeyError`` without such
+        a tensor, ``InvalidInput`` without ``ckptfmt[tensorstore]``.
+        """
+        from ckptfmt.views.opening import Reading
+        from ckptfmt.views.tensorstore import open_tensorstore
+
+        tensor = self[name] if rank is None else self[name].of_rank(rank)
+        entry = tensor._one_of(tensor._entries, "value")
+        return open_tensorstore(self._opened, entry, self._guard(self._opened), Reading(mmap, verify))
+
+    def _repr_html_(self) -> str:
+        from ckptfmt.views.notebook import html_of
+
+        return html_of(self._opened)
 
     # -- Mapping --------------------------------------------------------------------------------
     def __getitem__(self, name: str) -> StoredTensor:

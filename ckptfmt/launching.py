@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ckptfmt import connect, reading
 from ckptfmt.checkpointer import Checkpointer
+from ckptfmt.engine.families import Families
 from ckptfmt.engine.keep.recover import prove_committed, settle_older
 from ckptfmt.engine.save.context import LaunchContext, Ranks, ReplicaCheck
 from ckptfmt.engine.save.meeting import Invitation, Meeting, Place, convene, leave
@@ -50,12 +51,15 @@ def ranks_of(
     return Ranks(rank, world_size, tuple(range(world_size) if members is None else sorted(members)), replica_check)
 
 
-def begin_launch(connection: connect.Connection, run: str, order: LaunchOrder) -> Checkpointer:
-    """Take the run's lease, or join the launch that has it, and return this rank's checkpointer."""
+def begin_launch(
+    connection: connect.Connection, run: str, order: LaunchOrder, *, families: Callable[[], Families] | None = None
+) -> Checkpointer:
+    """Take the run's lease, or join the launch that has it, and return this rank's checkpointer. ``families`` are those
+    of what it will save: of what is live in this process, unless given."""
     if not order.commit_timeout > 0:
         raise InvalidInput(f"commit_timeout={order.commit_timeout!r}: give a positive number of seconds")
     try:
-        return _begin(connection, run, order)
+        return _begin(connection, run, order, families or connect.live_families)
     except CatalogError as error:
         if error.kind not in UNWRITABLE:
             raise
@@ -68,7 +72,9 @@ def begin_launch(connection: connect.Connection, run: str, order: LaunchOrder) -
         ) from error
 
 
-def _begin(connection: connect.Connection, run: str, order: LaunchOrder) -> Checkpointer:
+def _begin(
+    connection: connect.Connection, run: str, order: LaunchOrder, families: Callable[[], Families]
+) -> Checkpointer:
     site, ranks = connection.site, order.ranks
     catalog = site.sql()
     record = catalog.ensure_run(run, layout.run_key(run))
@@ -102,7 +108,7 @@ def _begin(connection: connect.Connection, run: str, order: LaunchOrder) -> Chec
             on_busy=order.policy.on_busy,
             modes=order.modes,
             decisions=_decisions(order, flag, meeting),
-            families=connect.live_families,
+            families=families,
             open_row=partial(reading.open_record, connection),
             restoring=_restoring(connection, context, meeting),
             leave=partial(leave, meeting, ranks),

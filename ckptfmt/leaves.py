@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ckptfmt.errors import InvalidInput
@@ -55,6 +56,29 @@ class Sharded:
         # Tuples of plain ints: what was checked cannot change afterwards.
         object.__setattr__(self, "global_shape", whole)
         object.__setattr__(self, "offsets", start)
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Several boxes of one tensor on this rank, at least one. For planners; users mark each tensor ``Sharded``."""
+
+    parts: Sequence[Sharded]
+
+    @property
+    def local(self) -> Any:
+        return self.parts[0].local
+
+
+@dataclass(frozen=True, eq=False)
+class Sole:
+    """A value whose tensors this rank alone writes, though they belong to the state of all ranks: for planners that
+    have shared out who writes what. ``make`` is called where a save can still be declined if it fails."""
+
+    make: Callable[[], Any]
+
+    @cached_property
+    def value(self) -> Any:
+        return self.make()
 
 
 def _dimensions(name: str, values: Sequence[int]) -> tuple[int, ...]:

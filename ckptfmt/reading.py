@@ -28,10 +28,15 @@ _READER_SECONDS = 3600.0
 
 def find(connection: connect.Connection, run: str | None, at: At) -> Generation:
     """The generation that ``run`` and ``at`` name (None: the only run, the latest committed generation)."""
+    return wrap(connection, find_opened(connection, run, at))
+
+
+def find_opened(connection: connect.Connection, run: str | None, at: At) -> Opened:
+    """As ``find``, for rooms that read it in ways of their own."""
     if connection.folder:
-        return wrap(connection, open_folder(connection.site))
+        return open_folder(connection.site)
     wanted = parse_at(at)
-    return wrap(connection, open_wanted(connection.site, run, Wanted(wanted.id, wanted.step, wanted.tag)))
+    return open_wanted(connection.site, run, Wanted(wanted.id, wanted.step, wanted.tag))
 
 
 def open_record(connection: connect.Connection, row: GenerationRecord) -> Generation:
@@ -85,11 +90,11 @@ class _Guard:
         if catalog is None or self._connection.site.read_only or self._connection.closed:
             yield  # no row can be written: the grace between retirement and deletion protects this reader
             return
-        reader = self._register(catalog, opened)
+        reader, pid = self._register(catalog, opened), os.getpid()
         try:
             yield
         finally:
-            if reader is not None:
+            if reader is not None and pid == os.getpid():  # a forked child leaves its parent's row alone
                 _forget(catalog, opened, reader)
 
     def _register(self, catalog: Catalog, opened: Opened) -> int | None:

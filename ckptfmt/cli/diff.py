@@ -1,4 +1,7 @@
-"""Show what changed between two generations, by digest and without reading any tensor's bytes."""
+"""Show what changed between two generations, by digest and without reading any tensor's bytes.
+
+Either may also be a checkpoint of another tool (see `ckptfmt inspect --help`): then all bytes of both are read.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,33 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     from ckptfmt.cli import comparison
+    from ckptfmt.cli.foreign_place import foreign_path
     from ckptfmt.cli.output import emit
     from ckptfmt.cli.places import opened_place
 
-    other = comparison.absolute(arguments.other, arguments.url)
+    other = arguments.other
+    if foreign_path(arguments.url) is None:
+        other = comparison.absolute(other, arguments.url)
+    if foreign_path(arguments.url) is not None or foreign_path(other) is not None:
+        return _foreign(other, arguments)
     with opened_place(arguments) as old, opened_place(arguments, url=other) as new:
         report = comparison.compare(old.open(), new.open())
     emit(
         report,
         lambda page: comparison.show_comparison(page, report, unchanged=arguments.unchanged),
+        as_json=arguments.as_json,
+    )
+    return 0
+
+
+def _foreign(other: str, arguments: Namespace) -> int:
+    from ckptfmt.cli import foreign_comparison as f
+    from ckptfmt.cli.output import emit
+
+    report = f.compare_foreign(arguments, other)
+    emit(
+        report,
+        lambda page: f.show_foreign_comparison(page, report, unchanged=arguments.unchanged),
         as_json=arguments.as_json,
     )
     return 0

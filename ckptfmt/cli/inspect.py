@@ -1,7 +1,8 @@
 """Show a repository, a run (URL#run), a generation (URL#run@id) or a tensor.
 
 A repository and a run answer which generation a resume would take, why, and what is in it. A generation's folder can
-be given by itself, wherever it was copied to.
+be given by itself, wherever it was copied to; and so can checkpoints of other tools: a .safetensors file, a folder of
+them, a file of torch.save, a torch.distributed.checkpoint directory, a Zarr v3 group.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 from ckptfmt.cli import options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckptfmt.cli.places import Place
 
 
@@ -26,8 +29,11 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
+    from ckptfmt.cli.foreign_place import foreign_path
     from ckptfmt.cli.places import opened_place
 
+    if (path := foreign_path(arguments.url)) is not None:
+        return _foreign(path, arguments)
     with opened_place(arguments) as place:
         if arguments.tensor is not None:
             return _tensor(place, arguments)
@@ -36,6 +42,15 @@ def run(arguments: Namespace) -> int:
         if place.reference.run is not None:
             return _run(place, place.reference.run, arguments)
         return _repository(place, arguments)
+
+
+def _foreign(path: Path, arguments: Namespace) -> int:
+    from ckptfmt.cli import foreign_view as f
+    from ckptfmt.cli.output import emit
+
+    view = f.foreign_view(path, tensor=arguments.tensor, every=arguments.tensors)
+    emit(view, lambda page: f.show_foreign(page, view), as_json=arguments.as_json)
+    return 0
 
 
 def _tensor(place: Place, arguments: Namespace) -> int:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final, NoReturn
 
 from ckptfmt.__about__ import __version__
-from ckptfmt.cli import bench, db, demo, diff, doctor, inspect, ls, recover, replicate, verify
+from ckptfmt.cli import bench, db, demo, diff, doctor, export, import_, inspect, ls, recover, replicate, verify
 from ckptfmt.cli import gc as collect
 from ckptfmt.errors import CkptError, InvalidInput
 
@@ -26,6 +26,8 @@ VERBS: Final[dict[str, ModuleType]] = {
     "verify": verify,
     "diff": diff,
     "replicate": replicate,
+    "export": export,
+    "import": import_,
     "gc": collect,
     "recover": recover,
     "db": db,

@@ -22,16 +22,16 @@ class Leaf:
     is_tensor: bool
 
 
-def leaves_of(opened: Opened) -> dict[str, Leaf]:
-    """Values, references and the kinds of containers; what each rank keeps has its rank beside the path."""
+def leaves_of(opened: Opened, *, metadata: bool = True) -> dict[str, Leaf]:
+    """Values, references and the kinds of containers; what each rank keeps has its rank beside the path.
+    The user's ``metadata`` stands under a path of its own."""
     found: dict[str, Leaf] = {}
     _collect(opened.common, "", found)
     for rank, slots in sorted(opened.manifest.trees.per_rank.items(), key=lambda item: int(item[0])):
         for slot, node in slots.items():
             _collect(node, slot, found, f" (rank {rank})")
-    metadata = opened.manifest.metadata
-    if metadata is not None:
-        _collect(metadata, "(metadata)", found)
+    if metadata and opened.manifest.metadata is not None:
+        _collect(opened.manifest.metadata, "(metadata)", found)
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ckptfmt.engine.numpy_family import BlobFamily, NumpyFamily
 from ckptfmt.errors import UnsupportedValue
-from ckptfmt.leaves import PerRank, Sharded
+from ckptfmt.leaves import Boxes, PerRank, Sharded, Sole
 from ckptfmt.ports.arrays import ArrayFamily, Expansion
 from ckptfmt.rng import Rng
 
@@ -36,6 +36,10 @@ class Families:
             found = next((family for family in self._families if family.owns(value)), None)
             self._by_type[kind] = found
             return found
+
+    def beside(self, others: Sequence[ArrayFamily]) -> Families:
+        """These families, and ``others`` before them."""
+        return Families((*others, *self._families[:-1]))
 
     def named(self, name: str) -> ArrayFamily | None:
         """The family whose references in the state tree are called ``name``, or None if it is not loaded."""
@@ -85,7 +89,7 @@ class Families:
         return expansions
 
     def _gather(self, value: Any, path: str, depth: int, objects: dict[int, tuple[str, Any]]) -> None:
-        """Collect the live objects in plain containers, also under PerRank, with the paths where they first stand."""
+        """Collect the live objects in plain containers, also under marks, with the paths where they first stand."""
         role = self._role_of(value)
         if role == "object":
             objects.setdefault(id(value), (path, value))
@@ -122,9 +126,9 @@ class Families:
         return role
 
     def _find_role(self, value: Any) -> _Role:
-        if isinstance(value, PerRank):
+        if isinstance(value, PerRank | Sole):
             return "per_rank"
-        if isinstance(value, Sharded):
+        if isinstance(value, Sharded | Boxes):
             return "sharded"
         if self.of(value) is not None:
             return "tensor"

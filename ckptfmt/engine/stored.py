@@ -131,16 +131,17 @@ class StoredTensors:
         return self._find(name, rank) if found is None else found
 
     def _find(self, name: str, rank: int | None) -> Stored:
-        found = self._at(self._index.row(name, rank))
+        found = self.at(self._index.row(name, rank))
         if found.rank < 0:
             self._by_name[name] = found
         return found
 
     def every(self, name: str) -> list[Stored]:
         """All tensors called ``name``: one, or one for each rank that kept its own. ``NotFound`` if there is none."""
-        return list(map(self._at, self._index.rows(name)))
+        return list(map(self.at, self._index.rows(name)))
 
-    def _at(self, row: int) -> Stored:
+    def at(self, row: int) -> Stored:
+        """The tensor in row ``row`` of the manifest's table."""
         found = self._rows.get(row)
         if found is None:
             found = self.all[row] if len(self._rows) >= _FEW else self._make(row)

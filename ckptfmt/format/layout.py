@@ -185,6 +185,16 @@ def is_repair(name: str) -> bool:
     return _REPAIR.fullmatch(name) is not None
 
 
+def ocdbt_nodes_name(token: str) -> str:
+    """Name of the nodes of a generation's OCDBT database; ``token`` is the writer's own."""
+    return f"ocdbt-{token}.nodes"
+
+
+def ocdbt_copies_name(token: str) -> str:
+    """Name of the chunks in a generation's OCDBT database that are no range of a pack."""
+    return f"ocdbt-{token}.copies"
+
+
 def validate_key(key: str) -> str:
     """Return ``key``. ``InvalidInput`` unless it is a relative path of plain components (see the module)."""
     if not isinstance(key, str) or len(key) > KEY_LENGTH_MAX or not all(map(_is_plain, key.split("/"))):

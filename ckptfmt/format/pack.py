@@ -205,11 +205,12 @@ def _data_offsets(item: tuple[str, _Entry]) -> tuple[int, int]:
     return item[1].data_offsets
 
 
-def parse_header(head: bytes, file_nbytes: int) -> ParsedPack:
+def parse_header(head: bytes, file_nbytes: int, itemsizes: Mapping[str, int] = STORED_ITEMSIZE) -> ParsedPack:
     """Return the entries of a pack from its whole header (``header_length`` bytes or more) and the file's size.
 
     ``FormatError`` unless names are unique and the entries cover the rest of the file exactly, each
-    as long as its shape and dtype say.
+    as long as its shape and dtype say. ``itemsizes`` has the dtype words that may stand there, and the bytes of an
+    element: those of our packs, unless somebody else's file is read.
     """
     length = header_length(head, file_nbytes)
     if len(head) < length:
@@ -227,7 +228,7 @@ def parse_header(head: bytes, file_nbytes: int) -> ParsedPack:
     for name, row in sorted(rows.items(), key=_data_offsets):
         begin, end = row.data_offsets
         shape = row.shape
-        itemsize = STORED_ITEMSIZE.get(row.dtype, 0)
+        itemsize = itemsizes.get(row.dtype, 0)
         if begin != position or itemsize == 0 or prod(shape) * itemsize != end - begin or (shape and min(shape) < 0):
             raise FormatError(
                 f"the pack's entry {name!r} at {begin} to {end} is not {list(shape)} x {row.dtype} "

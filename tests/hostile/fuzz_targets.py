@@ -15,7 +15,10 @@ import msgspec
 import zstandard
 
 from ckptfmt.errors import FormatError, InvalidInput, Mismatch, NotFound, UnsupportedValue
+from ckptfmt.exchange.dcp_metadata import parse_metadata
+from ckptfmt.exchange.foreign_safetensors import parse_index
 from ckptfmt.format import checksum, layout, manifest, pack, part, strict_json, tree, tree_walk, verdict
+from ckptfmt.format.boxes import volume
 from ckptfmt.format.index import Index
 from ckptfmt.format.manifest import Manifest
 from ckptfmt.format.merge import merge_parts
@@ -197,6 +200,32 @@ def names(data: bytes) -> bool:
     return True
 
 
+# -- files of other tools -----------------------------------------------------------------------------
+def dcp_directory(data: bytes) -> bool:
+    """The pickle of a DCP directory: what is taken is whole and made of plain values."""
+    try:
+        found = parse_metadata(data, "it")
+    except FormatError:
+        return False
+    for tensor in found.tensors.values():
+        assert len(tensor.boxes) == len(tensor.items)
+        assert sum(volume(size) for _, size in tensor.boxes) == volume(tensor.shape)
+    for item in [*found.values.values(), *(item for tensor in found.tensors.values() for item in tensor.items)]:
+        assert type(item.file) is str
+        assert item.offset >= 0
+        assert item.nbytes >= 0
+    return True
+
+
+def safetensors_index(data: bytes) -> bool:
+    try:
+        found = parse_index(data, "it")
+    except FormatError:
+        return False
+    assert not any("/" in name or name in ("", ".", "..") for name in found.values())
+    return True
+
+
 Target = Callable[[bytes], bool]
 _MANIFESTS = _all("v1-*/runs/*/*/manifest-*.zst")
 _PACKS = _all("v1-*/runs/*/*/*.safetensors")
@@ -245,6 +274,11 @@ TARGETS: dict[str, tuple[Target, list[bytes]]] = {
     ),
     "claim": (_verdict(verdict.decode_claim, verdict.encode_claim), [body_of(_CLAIM)]),
     "tree": (tree_text, [_SCALARS]),
+    "dcp": (dcp_directory, [Path(__file__).with_name("dcp_directory.metadata").read_bytes()]),
+    "index": (
+        safetensors_index,
+        [b'{"metadata": {"total_size": 8}, "weight_map": {"a.w": "a.safetensors", "b": "b"}}'],
+    ),
     "names": (names, [b"00000001-000000000001-" + b"0" * 32, b"00000001.json", b"r00000-p000.safetensors", b"../x"]),
 }
 """What to call, and sound bytes to begin with."""

@@ -16,10 +16,12 @@ from lifecycle_rig import Place, Process, assert_state, dead_catalog, ended, nam
 import ckptfmt
 from ckptfmt.engine.keep import gc as collecting
 from ckptfmt.engine.keep import recover as recovering
+from ckptfmt.engine.opened import open_row
 from ckptfmt.engine.reports import GcReport
 from ckptfmt.engine.sweep import close_aborted
 from ckptfmt.errors import BackendError, CatalogBehind, Conflict, SaveFailed
-from ckptfmt.format import verdict
+from ckptfmt.exchange.ocdbt_export import export_ocdbt
+from ckptfmt.format import ocdbt, verdict
 from ckptfmt.format.states import State
 from ckptfmt.ports.records import GenerationRecord, PackRecord
 from ckptfmt.testing.faults import Fault
@@ -94,6 +96,27 @@ def test_the_grace_protects_a_retired_generation_and_then_it_goes(place: Place) 
     assert _files(process, first) == ["COMMIT.json", "RETIRED.json"]
     assert process.rows()[0].state is State.DELETED
     assert_state(process.repository.latest().load(), 2)
+
+
+def test_what_was_written_for_other_tools_belongs_to_its_generation(place: Place) -> None:
+    process = place.open()
+    _save(process, 1, 2)
+    first, second = process.rows()
+    opened = open_row(process.site, first)
+    export_ocdbt(opened)
+    export_ocdbt(open_row(process.site, second))
+    assert ocdbt.MANIFEST in _files(process, first)
+    kept = _files(process, second)
+    assert not _collect(process).items
+    collecting.retire(process.site, first.id)
+    _collect(process)
+    assert _files(process, first) == ["COMMIT.json", "RETIRED.json"]
+    assert _files(process, second) == kept
+
+    export_ocdbt(opened)  # by somebody who knows nothing of that
+    assert ocdbt.MANIFEST in _files(process, first)
+    assert {item.reason for item in _collect(process).items} == {"appeared after deletion"}
+    assert _files(process, first) == ["COMMIT.json", "RETIRED.json"]
 
 
 def test_the_tombstone_is_there_before_the_first_byte_goes(place: Place) -> None:

@@ -32,7 +32,7 @@ def test_every_dependency_is_imported_and_every_import_declared() -> None:
     imported = {plain(homes[name][0]) for name in needed}
     optional = {
         plain(line)
-        for extra in ("torch", "postgres", "s3", "gcs", "azure")
+        for extra in ("torch", "postgres", "s3", "gcs", "azure", "zarr", "tensorstore")
         for line in PROJECT["optional-dependencies"][extra]
     }
     assert imported == {plain(line) for line in PROJECT["dependencies"]} | optional

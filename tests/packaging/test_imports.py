@@ -19,6 +19,7 @@ def test_importing_ckptfmt_loads_nothing_heavy() -> None:
     loaded = modules_after("import ckptfmt")
     heavy = {"numpy", "torch", "sqlalchemy", "alembic", "msgspec", "zstandard", "xxhash", "fsspec", "typer", "rich"}
     assert not loaded & heavy
+    assert not loaded & {"zarr", "tensorstore", "ml_dtypes", "dask", "xarray"}
     assert {name for name in loaded if name.startswith("ckptfmt")} == {"ckptfmt"}
 
 
@@ -27,6 +28,7 @@ def test_every_public_name_is_there_on_demand() -> None:
     loaded = modules_after(code)
     assert "torch" not in loaded
     assert "sqlalchemy" not in loaded
+    assert "zarr" not in loaded
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["ls", "--help"]])

@@ -6,7 +6,7 @@ path, type, element type, shape, address and flag is looked at anew, but only wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ckptfmt.engine.families import Families, is_stateful
 from ckptfmt.errors import UnsupportedValue
 from ckptfmt.format import tree
-from ckptfmt.leaves import PerRank, Sharded
+from ckptfmt.leaves import Boxes, PerRank, Sharded, Sole
 from ckptfmt.ports.arrays import ArrayFamily, Expansion, LeafKind, LeafSpec, Ownership
 from ckptfmt.rng import Rng
 
@@ -139,7 +139,11 @@ class _Freezer:
         if kind is PerRank:
             return self._own_slot(path, lambda: tree.encode(value.value, self.leaf, path=path))
         if kind is Sharded:
-            return self._sharded(path, value)
+            return self._sharded(path, [value])
+        if kind is Boxes:
+            return self._sharded(path, value.parts)
+        if kind is Sole:
+            return self._sole(path, value)
         expansion = self._expansions.get(id(value))
         if expansion is not None:
             if isinstance(value, Rng):  # every rank draws its own numbers
@@ -181,7 +185,25 @@ class _Freezer:
             self._kind = "replicated"
         return tree.per_rank(slot)
 
-    def _sharded(self, path: str, value: Sharded) -> tree.Node:
+    def _sole(self, path: str, value: Sole) -> tree.Node:
+        before, self._kind = self._kind, "sharded"
+        try:
+            return tree.encode(value.value, self.leaf, path=path)
+        finally:
+            self._kind = before
+
+    def _sharded(self, path: str, parts: Sequence[Sharded]) -> tree.Node:
+        """A tensor of which this rank has these boxes: as many leaves, all of one name."""
+        first, *others = parts
+        owner, spec = self._box(path, first)
+        node = self._tensor(path, first.local, owner, spec)
+        name = self.leaves[-1].name
+        for part in others:
+            (tag, family), spec = self._box(path, part)
+            self._further_box(path, f"{tag} box", FrozenLeaf(name, spec, family, part.local), node)
+        return node
+
+    def _box(self, path: str, value: Sharded) -> tuple[Owner, LeafSpec]:
         owner = self._owner_of(path, value.local)
         if owner is None or owner[1] is self._families.blob:
             raise UnsupportedValue(f"{path}: Sharded holds a {type(value.local).__name__}, not a tensor or array")
@@ -189,9 +211,8 @@ class _Freezer:
         shape, start, size = tuple(value.global_shape), tuple(value.offsets), local.size
         if 0 in shape:  # of no elements at all: everybody holds all of it
             start, size = (0,) * len(shape), shape
-        alias = None if local.alias is None else (local.alias, shape, start)
-        spec = replace(local, global_shape=shape, start=start, size=size, kind="sharded", alias=alias)
-        return self._tensor(path, value.local, owner, spec)
+        alias = None if local.alias is None or self._kind == "sharded" else (local.alias, shape, start)
+        return owner, replace(local, global_shape=shape, start=start, size=size, kind="sharded", alias=alias)
 
     def _boxes(self, path: str, value: Any, owner: Owner) -> tree.Node:
         """A tensor that is spread over ranks: as many leaves as this rank holds boxes of it, all of one name."""
@@ -240,7 +261,7 @@ class _Freezer:
             alike = known.kind == kind and not known.holders  # it was no box of a mesh
             spec = family.describe(value, path, known if alike else None)
             if spec.kind != kind:
-                spec = replace(spec, kind=kind)
+                spec = self._kept(spec)
         if spec is not known and spec != known:
             node = self._reference(tag, name, spec)
             self._changed[index] = (path, tag, name, spec, node)
@@ -256,12 +277,16 @@ class _Freezer:
         if spec is None:
             spec = family.describe(value, path)
             if spec.kind != self._kind:
-                spec = replace(spec, kind=self._kind)
+                spec = self._kept(spec)
         name = self._unique(path)
         node = self._reference(tag, name, spec)
         self._rows.append((path, tag, name, spec, node))
         self.leaves.append(FrozenLeaf(name, spec, family, value))
         return node
+
+    def _kept(self, spec: LeafSpec) -> LeafSpec:
+        """``spec`` under a mark. Of two tied names a sole writer may have but one: all ranks must agree on a tie."""
+        return replace(spec, kind=self._kind, alias=None if self._kind == "sharded" else spec.alias)
 
     def _reference(self, tag: str, name: str, spec: LeafSpec) -> tree.Node:
         return tree.reference(tag, name, spec.flags)

@@ -1,0 +1,1 @@
+"""From generations to files that other tools read, and back."""

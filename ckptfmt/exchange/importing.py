@@ -1,0 +1,156 @@
+"""Bringing a checkpoint of another tool into a repository: an ordinary save, of tensors that are still in its files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ckptfmt import connect
+from ckptfmt.engine.families import Families
+from ckptfmt.engine.reports import Report
+from ckptfmt.errors import Conflict, Corrupt
+from ckptfmt.exchange.foreign import Foreign, open_foreign
+from ckptfmt.exchange.foreign_family import source_families
+from ckptfmt.generation import Generation
+from ckptfmt.launching import LaunchOrder, begin_launch, ranks_of
+from ckptfmt.policy import Modes, SavePolicy
+
+HOST_BYTES: Final = 256 << 20
+"""Host memory for what is on its way from the source to the packs."""
+FILES_LISTED_MAX: Final = 1000
+"""Of the source, in the generation's metadata; a Zarr group may have millions."""
+_COMMIT_TIMEOUT: Final = 3600.0
+
+
+@dataclass(frozen=True)
+class ImportReport(Report):
+    """What was imported. ``name`` is the last part of the source's path; ``nbytes`` counts tensors once, ties included
+    once; ``seconds`` include digests of the source and the verification of what was written."""
+
+    report: str
+    url: str
+    run: str
+    generation_id: int
+    step: int
+    key: str
+    kind: str
+    name: str
+    files: int
+    source_nbytes: int
+    tensors: int
+    values: int
+    nbytes: int
+    seconds: float
+
+
+def import_checkpoint(
+    source: Path,
+    url: str,
+    *,
+    run: str = "default",
+    step: int = 0,
+    tags: Sequence[str] = (),
+    catalog: str | None = None,
+    storage_options: dict[str, Any] | None = None,
+    host_bytes_max: int = HOST_BYTES,
+) -> ImportReport:
+    """Save what lies at ``source`` as a new generation of ``run``, verified and committed; the repository is made if it
+    is not there.
+
+    The generation's metadata tells under ``imported_from`` the kind, name, and each file's name, bytes and xxh3-128.
+    At most ``host_bytes_max`` of host memory is used (with DCP also twice the largest box that a rank saved).
+    ``InvalidInput``, ``NotFound``, ``FormatError`` and ``Corrupt`` for the source, before anything is written where
+    that can be told; ``Conflict`` if a file of it changed meanwhile: the generation is then quarantined.
+    """
+    began = time.perf_counter()
+    with open_foreign(source) as foreign:
+        state = foreign.state()
+        provenance = _provenance(foreign)
+        connection = connect.open_site(url, mode="w", catalog=catalog, storage_options=storage_options)
+        try:
+            generation = _save(connection, foreign, state, provenance, run, step, tags, host_bytes_max)
+            _check_written(connection, foreign, generation)
+            return ImportReport(
+                report="import",
+                url=connection.url,
+                run=generation.run,
+                generation_id=generation.id,
+                step=generation.step,
+                key=generation.key,
+                kind=foreign.kind,
+                name=provenance["name"],
+                files=provenance["files_count"],
+                source_nbytes=provenance["nbytes"],
+                tensors=len(generation),
+                values=len(foreign.values),
+                nbytes=generation.nbytes,
+                seconds=time.perf_counter() - began,
+            )
+        finally:
+            connection.close()
+
+
+def _provenance(foreign: Foreign) -> dict[str, Any]:
+    """Where it came from, without the folders of this machine."""
+    files = [{"name": name, "nbytes": nbytes, "xxh3_128": digest} for name, nbytes, digest in foreign.digests()]
+    found: dict[str, Any] = {
+        "kind": foreign.kind,
+        "name": foreign.path.name,
+        "nbytes": sum(file["nbytes"] for file in files),
+        "files_count": len(files),
+        "files": files[:FILES_LISTED_MAX],
+    }
+    if foreign.metadata:
+        found["metadata"] = dict(foreign.metadata)
+    return found
+
+
+def _save(
+    connection: connect.Connection,
+    foreign: Foreign,
+    state: Any,
+    provenance: dict[str, Any],
+    run: str,
+    step: int,
+    tags: Sequence[str],
+    host_bytes_max: int,
+) -> Generation:
+    order = LaunchOrder(
+        policy=SavePolicy(every_steps=None, every_seconds=None, on_busy="wait"),
+        modes=Modes(1, host_bytes_max, "now"),
+        signals=(),
+        commit_timeout=_COMMIT_TIMEOUT,
+        token=None,
+        takeover=False,
+        ranks=ranks_of(0, 1, None, "full"),
+        place="auto",
+    )
+    families = _families()
+    with begin_launch(connection, run, order, families=lambda: families) as checkpointer:
+        pending = checkpointer.save(state, step=step, metadata={"imported_from": provenance}, tags=tags)
+        assert pending is not None
+        return pending.result()
+
+
+def _families() -> Families:
+    return connect.live_families().beside(source_families())
+
+
+def _check_written(connection: connect.Connection, foreign: Foreign, generation: Generation) -> None:
+    """Read it back; and the source must be what its digests tell of."""
+    name = foreign.changed()
+    report = generation.verify()
+    if name is None and report.ok:
+        return
+    if name is not None:
+        reason = f"{name} changed while it was imported"
+    else:
+        reason = f"read back after the import, {report.problems[0].message}"
+    connection.site.sql().quarantine(generation.id, reason=reason)
+    told = f"generation {generation.id} of run {generation.run!r} is quarantined: {reason}"
+    if name is not None:
+        raise Conflict(f"{told}; import again when nobody writes to {foreign.path}", kind="source_changed")
+    raise Corrupt(f"{told}; look at the storage with `ckptfmt doctor`, then import again")

@@ -1,0 +1,1 @@
+"""Committed generations as other tools see them."""
