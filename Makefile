@@ -7,7 +7,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-ranks test test-slow rigs model fuzz lint types contracts check bench bench-ranks dist clean
+.PHONY: help demo demo-ranks test test-slow rigs model fuzz lint types contracts check bench bench-ranks bench-tiers dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ bench: $(VENV)/.installed-bench ## Measure beside torch.save, safetensors, DCP a
 
 bench-ranks: $(VENV)/.installed-dev ## Measure what a commit of up to 16,384 ranks costs, most of them simulated
 	$(PY) -m benchmarks.ranks $(ARGS)
+
+bench-tiers: $(VENV)/.installed-bench ## Measure S3 beside boto3, s3fs and obstore, a stage beside its disk, and what a copy takes from a data loader
+	$(PY) -m benchmarks.tiers $(ARGS)
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) $(DEMO) $(DEMO)-ranks build dist bench-results .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
