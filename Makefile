@@ -7,10 +7,10 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-ranks test test-slow rigs model fuzz lint types contracts check bench bench-ranks dist clean
+.PHONY: help demo demo-ranks demo-s3 test test-slow rigs model fuzz lint types contracts check bench bench-ranks bench-tiers dist clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # A stamp per set of packages: installing again when nothing changed costs nothing.
 $(PY):
@@ -45,6 +45,10 @@ demo-ranks: $(VENV)/.installed-demo ## FSDP2 on four ranks, one killed in mid-fl
 	rm -rf $(DEMO)-ranks
 	$(VENV)/bin/ckptfmt demo --ranks 4 $(DEMO)-ranks
 
+demo-s3: $(VENV)/.installed-demo ## The main job on an S3 server through a stage, killed between staged and durable, too (under 2 minutes)
+	rm -rf $(DEMO)-s3
+	$(VENV)/bin/ckptfmt demo --s3 $(DEMO)-s3
+
 test: $(VENV)/.installed-dev ## Run the tests
 	$(PY) -m pytest $(ARGS)
 
@@ -73,7 +77,7 @@ contracts: $(VENV)/.installed-dev ## Check which room imports which
 dist: $(VENV)/.installed-dev ## Build sdist and wheel, and try the wheel in an empty environment
 	bash .ci/try-wheel $(PY)
 
-check: test test-slow rigs model lint types contracts dist demo demo-ranks ## What CI runs
+check: test test-slow rigs model lint types contracts dist demo demo-ranks demo-s3 ## What CI runs
 
 bench: $(VENV)/.installed-bench ## Measure beside torch.save, safetensors, DCP and raw limits (under 15 minutes)
 	env -u PYTHONDONTWRITEBYTECODE $(PY) -m benchmarks.run $(ARGS)
@@ -81,6 +85,9 @@ bench: $(VENV)/.installed-bench ## Measure beside torch.save, safetensors, DCP a
 bench-ranks: $(VENV)/.installed-dev ## Measure what a commit of up to 16,384 ranks costs, most of them simulated
 	$(PY) -m benchmarks.ranks $(ARGS)
 
+bench-tiers: $(VENV)/.installed-bench ## Measure S3 beside boto3, s3fs and obstore, a stage beside its disk, and what a copy takes from a data loader
+	$(PY) -m benchmarks.tiers $(ARGS)
+
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) $(DEMO) $(DEMO)-ranks build dist bench-results .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(DEMO) $(DEMO)-ranks $(DEMO)-s3 build dist bench-results .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -21,6 +20,7 @@ import pytest
 from ckptfmt.backends.object_errors import Failure
 from ckptfmt.backends.s3_client import S3Client
 from ckptfmt.backends.s3_options import parse_place
+from ckptfmt.demo import seaweed
 from ckptfmt.demo.postgres import free_port
 
 KEY, SECRET = "AKTEST", "SKTESTSKTEST"
@@ -131,29 +131,15 @@ class SeaweedServer(S3Server):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._weed = binary("weed")
-        self._ports: list[int] = []
-        keys = [{"accessKey": KEY, "secretKey": SECRET}]
-        rights = ["Admin", "Read", "Write", "List", "Tagging"]
-        (folder / "s3.json").write_text(
-            json.dumps({"identities": [{"name": "t", "credentials": keys, "actions": rights}]})
-        )
+        self._ports: dict[str, int] = {}
+        seaweed.write_keys(folder, KEY, SECRET)
 
     def pick_ports(self) -> None:
-        self._ports = [free_port() for _ in range(8)]
-        self.port = self._ports[6]
+        self._ports = seaweed.pick_ports()
+        self.port = self._ports["s3.port"]
 
     def command(self) -> list[str]:
-        names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
-        names += ("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")
-        ports = [f"-{name}={port}" for name, port in zip(names, self._ports, strict=True)]
-        return [
-            *(self._weed, "-logtostderr=true", "server", f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-            *("-filer", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={self.folder}/s3.json"),
-            *(f"-filer.localSocket={self.folder}/f.sock", f"-s3.localSocket={self.folder}/s.sock"),
-            *("-master.volumeSizeLimitMB=256", "-volume.max=50", "-master.telemetry=false"),
-            *("-master.electionTimeout=1s", "-master.heartbeatInterval=200ms", "-volume.preStopSeconds=0"),
-            *ports,
-        ]
+        return seaweed.command(self._weed, self._ports)
 
 
 class RcloneServer(S3Server):

@@ -1,7 +1,9 @@
 """Train, kill, resume, compare, inspect. Needs torch; takes about two minutes.
 
 With --ranks many processes train one model with FSDP2 and save together, with a PostgreSQL catalog;
-one of them is killed while it writes, and half of them go on."""
+one of them is killed while it writes, and half of them go on.
+
+With --s3 saves go through a stage to an S3 server of the demo's own; kills also hit what is staged and not durable."""
 
 from __future__ import annotations
 
@@ -23,6 +25,11 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--catalog", metavar="URL", help="with --ranks: catalog database (default: a PostgreSQL server for the demo)"
     )
+    parser.add_argument(
+        "--s3",
+        action="store_true",
+        help="save to an S3 server for the demo, through a stage folder; also kill in between",
+    )
     parser.add_argument("--keep", action="store_true", help="keep the temporary folder")
     options.add_output(parser)
 
@@ -37,6 +44,10 @@ def run(arguments: Namespace) -> int:
 
         ranks, catalog = arguments.ranks, arguments.catalog
         found = run_ranks_demo(arguments.directory, ranks=ranks, catalog=catalog, **common).as_json()
+    elif arguments.s3:
+        from ckptfmt.demo.s3 import run_s3_demo
+
+        found = run_s3_demo(arguments.directory, **common).as_json()
     else:
         from ckptfmt.demo.main import run_chaos, run_demo
 
@@ -64,6 +75,8 @@ def _check(arguments: Namespace) -> None:
         raise InvalidInput(
             "--chaos kills the only process at random, --ranks one of several in mid-flush: leave one out"
         )
+    if arguments.s3 and (arguments.ranks is not None or arguments.chaos is not None):
+        raise InvalidInput("--s3 has one process and kills of its own: leave out --ranks and --chaos")
     if arguments.ranks is None and arguments.catalog is not None:
         raise InvalidInput("--catalog goes with --ranks: the demo of one process has its catalog in its folder")
     if find_spec("torch") is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from ckptfmt.demo.journal import read_journal
@@ -32,10 +34,14 @@ Start = Callable[[Sequence[str], Path], Running]
 """Starts ``ckptfmt.demo.train`` with these arguments; what it prints goes to that file."""
 
 
-def start_process(arguments: Sequence[str], output: Path) -> Running:
+def start_process(
+    arguments: Sequence[str], output: Path, *, environment: Mapping[str, str] = MappingProxyType({})
+) -> Running:
+    """``environment`` adds to this process's own: there go keys, which arguments would show to everybody."""
     with output.open("wb") as file:
         command = [sys.executable, "-m", "ckptfmt.demo.train", *arguments]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        here = os.environ | dict(environment)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=here)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,10 @@ class Setup(Place):
     threads: int = 1
     """One: on two cores the other is the saver's, and sums keep their order."""
     start: Start = start_process
+    catalog: str | None = None
+    """None: the one in the repository. Processes have to be told by what starts them, and so have the keys."""
+    storage_options: Mapping[str, Any] | None = None
+    stage: Path | None = None
 
 
 class Attempt:
@@ -57,6 +67,7 @@ class Attempt:
         self._output = setup.folder / f"{name}.output"
         arguments = setup.arguments(self.journal, steps=steps, saving=saving)
         arguments += ["--size", setup.size, "--threads", str(setup.threads)]
+        arguments += ["--stage", str(setup.stage)] if saving and setup.stage is not None else []
         self._process = setup.start(arguments, self._output)
 
     def events(self) -> list[dict[str, Any]]:

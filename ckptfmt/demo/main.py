@@ -28,7 +28,7 @@ def run_demo(
 
     Every kill hits a generation that is ``writing``. ``directory`` must be new or empty and stays;
     without it a temporary folder is used and removed, unless ``keep``. ``size`` is ``"full"`` (a
-    state of 225 MB) or ``"small"`` (25 MB). ``commands`` runs ``ckptfmt ls``, ``inspect`` and
+    state of 225 MB), ``"medium"`` (102 MB) or ``"small"`` (25 MB). ``commands`` runs ``ckptfmt ls``, ``inspect`` and
     ``verify`` on the result.
 
     Raises ``DrillFailed`` if a loss or a digest differs, or the training ended before it was killed

@@ -29,6 +29,7 @@ class Size:
 
 SIZES = {
     "full": Size(width=136, layers=4, heads=4, context=32, batch=2),
+    "medium": Size(width=64, layers=2, heads=4, context=32, batch=2),
     "small": Size(width=16, layers=1, heads=2, context=16, batch=2),
     # Without dropout: its mask would depend on how many ranks share the batch of 8.
     "ranks": Size(width=32, layers=2, heads=2, context=32, batch=8, dropout=0.0),

@@ -12,6 +12,8 @@ class Place:
     seed: int
     every: int
     """Steps from one save to the next."""
+    repository: str | None = None
+    """URL of the repository; None: a folder beside the text."""
 
     @property
     def corpus(self) -> Path:
@@ -19,7 +21,7 @@ class Place:
 
     @property
     def url(self) -> str:
-        return str(self.folder / "repository")
+        return str(self.folder / "repository") if self.repository is None else self.repository
 
     def arguments(self, journal: Path, *, steps: int, saving: bool) -> list[str]:
         """What every training process is told, whichever it is (``ckptfmt.demo.train.parser``)."""

@@ -87,7 +87,7 @@ def learning_rate_factor(step: int) -> float:
 def train_saving(training: Training, journal: Journal, arguments: argparse.Namespace) -> None:
     state = training.state
     with (
-        ckptfmt.open(arguments.url) as repo,
+        ckptfmt.open(arguments.url, stage=arguments.stage) as repo,
         repo.checkpointer(RUN, every_steps=arguments.every) as ckpt,
     ):
         done = ckpt.restore(into=state)
@@ -129,6 +129,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     wanted = parser(__doc__)
     wanted.add_argument("--size", choices=sorted(SIZES), required=True)
     wanted.add_argument("--threads", type=int, required=True)
+    wanted.add_argument("--stage", help="folder on a fast disk that saves are written to first")
     return wanted.parse_args(words)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ckptfmt
+from ckptfmt import GenerationInfo, connect
 from ckptfmt.demo.attempt import RUN, Attempt, Setup
 from ckptfmt.demo.commands import show_commands
 from ckptfmt.demo.comparison import compare
@@ -19,10 +20,13 @@ from ckptfmt.demo.journal import losses
 from ckptfmt.demo.killer import Kill, Killer
 from ckptfmt.demo.report import CommitFigures, DemoReport, Life
 from ckptfmt.errors import InvalidInput
+from ckptfmt.ports.catalog import Catalog
+from ckptfmt.repository import Repository
 
 Echo = Callable[[str], None]
 Events = list[dict[str, Any]]
 KillRule = Callable[[Attempt], Kill | None]
+VERBS = ("ls", "inspect", "verify")
 
 
 def say(text: str) -> None:
@@ -33,9 +37,12 @@ def say(text: str) -> None:
 class Trial:
     """Runs training processes one after another. Every method tells what it found through ``echo``."""
 
-    def __init__(self, setup: Setup, repo: ckptfmt.Repository, echo: Echo) -> None:
+    def __init__(self, setup: Setup, repo: Repository, catalog: Catalog, echo: Echo) -> None:
         self.rng = random.Random()  # not seeded: each demo tries other moments
-        self.killer = Killer(repo, self.rng)
+        self.killer = Killer(repo, catalog, self.rng)
+        self.catalog = catalog
+        self.recovered: set[int] = set()
+        """Generations that were finished between two lives."""
         self._setup = setup
         self._repo = repo
         self._echo = echo
@@ -51,6 +58,10 @@ class Trial:
         """The highest step that any process has finished; -1 before the first."""
         return max((step for _, events, _ in self._lives for step in losses(events)), default=-1)
 
+    def committed(self) -> list[GenerationInfo]:
+        """Newest first."""
+        return self._repo.generations(run=RUN)
+
     def uninterrupted(self, steps: int) -> Events:
         """Train without saving anything and return the events: what every other process has to equal."""
         began = time.monotonic()
@@ -62,14 +73,19 @@ class Trial:
         )
         return events
 
-    def life(self, steps: int, kill: KillRule | None) -> bool:
-        """One saving process, to its end or its kill. True if it was killed."""
+    def life(self, steps: int, kill: KillRule | None) -> Kill | None:
+        """One saving process, to its end or its kill, which is returned."""
         name = f"life-{len(self._lives) + 1:03}"
         events, hit = self._run(Attempt(self._setup, name, steps=steps), kill)
-        beginning = _beginning(events, self._lives[-1][2] if self._lives else None)
+        beginning = _beginning(events, self._unfinished())
         self._lives.append((name, events, hit))
         self._echo(f"  {name}: {beginning}, {len(losses(events))} steps, {_end(hit)}")
-        return hit is not None
+        return hit
+
+    def _unfinished(self) -> int | None:
+        """The generation that the last life left for the next one to settle."""
+        kill = self._lives[-1][2] if self._lives else None
+        return None if kill is None or kill.generation in self.recovered else kill.generation
 
     @staticmethod
     def _run(attempt: Attempt, kill: KillRule | None) -> tuple[Events, Kill | None]:
@@ -91,7 +107,7 @@ class Trial:
             first_loss=float.fromhex(expected[0]),
             last_loss=float.fromhex(expected[steps - 1]),
             values=values,
-            saves=CommitFigures.of(self._repo.generations(run=RUN)),
+            saves=CommitFigures.of(self.committed()),
         )
         self._tell(report)
         return report
@@ -115,17 +131,19 @@ class Trial:
 
     def show_commands(self) -> None:
         """Let the command line speak about the repository; raises ``DrillFailed`` if a command fails."""
-        show_commands([(verb, self._setup.url) for verb in ("ls", "inspect", "verify")], self._echo)
+        show_commands([(verb, self._setup.url) for verb in VERBS], self._echo)
 
 
 @contextmanager
 def prepared(setup: Setup, echo: Echo) -> Iterator[Trial]:
     """Write the text and make the repository."""
     text_bytes = write_corpus(setup.corpus)
-    ckptfmt.open(setup.url).close()
-    with ckptfmt.open(setup.url, mode="r") as repo:
+    catalog, options = setup.catalog, setup.storage_options
+    ckptfmt.open(setup.url, catalog=catalog, storage_options=options).close()
+    connection = connect.open_site(setup.url, mode="r", catalog=catalog, storage_options=options)
+    with Repository(connection, "r") as repo:
         echo(f"A transformer on {text_bytes / 1e3:.0f} kB of this package's own text, in {setup.folder}")
-        yield Trial(setup, repo, echo)
+        yield Trial(setup, repo, connection.site.sql(), echo)
 
 
 @contextmanager
@@ -145,12 +163,12 @@ def demo_folder(directory: str | Path | None, *, keep: bool, echo: Echo) -> Iter
         echo(f"\nEverything stays in {folder}")
 
 
-def _beginning(events: Events, last_kill: Kill | None) -> str:
+def _beginning(events: Events, unfinished: int | None) -> str:
     resumed = next((event for event in events if event["event"] == "resumed"), None)
     if resumed is None:
         return "began at step 0" if events else "did not come to train"
     words = f"generation {resumed['generation']} (step {resumed['step']}) in {resumed['seconds']:.2f} s"
-    if last_kill is not None and last_kill.generation == resumed["generation"]:
+    if unfinished is not None and unfinished == resumed["generation"]:
         return f"found the last save complete, committed it, resumed {words}"
     return f"resumed {words}"
 
@@ -160,4 +178,5 @@ def _end(kill: Kill | None) -> str:
         return "came to its end"
     if kill.generation is None:
         return "killed between two saves"
-    return f"killed: generation {kill.generation} (step {kill.step}) was {kill.state}"
+    staged = ", staged" if kill.staged else ""
+    return f"killed: generation {kill.generation} (step {kill.step}) was {kill.state}{staged}"

@@ -73,7 +73,7 @@ def _copy_parts(site: Site, tier: Tier, digests: Mapping[str, str | None]) -> No
         except (NotFound, Corrupt) as error:
             log.info("%s is not copied, readers do without: %s", key, error)
 
-    tasks = [lambda key=key, digest=digest: copy(key, digest) for key, digest in digests.items()]  # type: ignore[misc]
+    tasks = [lambda key=key, digest=digest: copy(key, digest) for key, digest in digests.items()]
     run_all(tasks, threads=_THREADS, name="ckptfmt-replicate-small")
 
 

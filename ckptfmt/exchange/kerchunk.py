@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from ckptfmt import connect
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.reports import Report
+from ckptfmt.engine.roots import root_path
 from ckptfmt.errors import Conflict, InvalidInput, NotFound
 from ckptfmt.views.box_bytes import VerifiedBytes
 from ckptfmt.views.chunks import Chunk
@@ -85,7 +85,7 @@ def export_kerchunk(opened: Opened, target: Path, *, root: str | None = None) ->
 
 def reader_url(url: str) -> str:
     """A root's URL as fsspec reads it: paths of its local file system are not escaped."""
-    return f"file://{connect.root_path(url)}" if url.startswith("file:") else url.rstrip("/")
+    return f"file://{root_path(url)}" if url.startswith("file:") else url.rstrip("/")
 
 
 class _References:

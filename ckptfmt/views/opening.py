@@ -10,6 +10,7 @@ from typing import Any
 from ckptfmt import connect
 from ckptfmt.engine import verdicts
 from ckptfmt.engine.opened import Opened, open_proven
+from ckptfmt.engine.roots import root_path
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import Corrupt, InvalidInput, NotFound
 from ckptfmt.format import layout
@@ -32,7 +33,7 @@ class Reading:
                     f"{backend.url} is not on a local file system: a page that does not come would end the process; "
                     "leave out mmap=True"
                 )
-            root = connect.root_path(backend.url)
+            root = root_path(backend.url)
             return MappedBytes(lambda key: root / key, verify=self.verify)
         return VerifiedBytes(backend) if self.verify else UnverifiedBytes(backend)
 

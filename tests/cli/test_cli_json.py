@@ -31,7 +31,7 @@ from ckptfmt.cli import (
     upkeep,
     verification,
 )
-from ckptfmt.demo import killer
+from ckptfmt.demo import killer, s3_report
 from ckptfmt.demo import report as demo
 from ckptfmt.demo.ranks import aim
 from ckptfmt.demo.ranks import judge as ranks_judge
@@ -85,7 +85,16 @@ FROM_THE_LIBRARY = {
 }
 
 OF_A_DEMO: dict[str, type] = {
-    kind.__name__: kind for kind in (demo.Life, demo.CommitFigures, killer.Kill, aim.RankKill, ranks_judge.Findings)
+    kind.__name__: kind
+    for kind in (
+        demo.Life,
+        demo.CommitFigures,
+        killer.Kill,
+        s3_report.SaveMoments,
+        s3_report.Inference,
+        aim.RankKill,
+        ranks_judge.Findings,
+    )
 }
 
 
@@ -105,7 +114,7 @@ def test_every_report_is_documented_field_by_field_in_order() -> None:
 
 
 def test_nothing_is_documented_that_is_not_there() -> None:
-    assert set(SECTIONS) - report_classes().keys() == {"Errors", "DemoReport", "RanksReport"}
+    assert set(SECTIONS) - report_classes().keys() == {"Errors", "DemoReport", "S3Report", "RanksReport"}
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +225,21 @@ def test_a_demo_is_as_documented() -> None:
     found = demo.DemoReport("/ckpts", 20, 9.5, lives, 11.0, 10.0, {"model": 12}, SAVES).as_json()
     assert (found["kills"], found["kills_while_writing"], found["resumes"], found["exact_resumes"]) == (1, 1, 1, 1)
     check_report(json.loads(json.dumps(found)))
+
+
+def test_a_demo_on_an_object_store_is_as_documented() -> None:
+    kill = killer.Kill(2, 10, "writing", True)
+    life = demo.Life("life-001", None, None, None, 11, True, kill)
+    plain = demo.DemoReport("s3://b/demo", 20, 9.5, (life,), 11.0, 10.0, {"model": 12}, SAVES)
+    found = s3_report.S3Report.of(
+        plain,
+        catalog="sqlite:////c",
+        stage="/stage",
+        moments=[s3_report.SaveMoments(2, 10, None, 1.0, 1.5, "restart")],
+        inference=s3_report.Inference("s3://b/demo#demo", 0.5, 1000, 12),
+    )
+    assert (found.kills_staged, found.kills_while_writing) == (1, 1)
+    check_report(json.loads(json.dumps(found.as_json())))
 
 
 def test_a_demo_of_ranks_is_as_documented() -> None:

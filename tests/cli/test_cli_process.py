@@ -62,6 +62,9 @@ def test_help_of_every_verb(verb: list[str]) -> None:
         (["demo", "--ranks", "three"], 2),
         (["demo", "--ranks", "3"], 2),
         (["demo", "--ranks", "4", "--chaos", "1s"], 2),
+        (["demo", "--s3", "--ranks", "4"], 2),
+        (["demo", "--s3", "--chaos", "1s"], 2),
+        (["demo", "--s3", "--catalog", "sqlite:////x"], 2),
         (["demo", "--catalog", "sqlite:////x"], 2),
         (["doctor", "x#run"], 2),
         (["doctor", "memory://x"], 2),
@@ -264,7 +267,7 @@ def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [("there", True), (120.0, None, False)]
 
 
-def test_demo_of_many_ranks_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demos_of_many_ranks_and_of_s3_get_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, object]] = []
 
     class Report:
@@ -276,8 +279,12 @@ def test_demo_of_many_ranks_gets_its_options(monkeypatch: pytest.MonkeyPatch) ->
         return Report()
 
     monkeypatch.setattr("ckptfmt.demo.ranks.main.run_ranks_demo", fake)
+    monkeypatch.setattr("ckptfmt.demo.s3.run_s3_demo", fake)
     result = run("demo", "there", "--ranks", "4", "--catalog", "postgresql://db/x", "--json")
     assert result.json() == {"ranks": 4}
-    (told,) = calls
+    run("demo", "there", "--s3", "--keep", "--json")
+    told, of_s3 = calls
     assert told.pop("echo")
     assert told == {"directory": "there", "ranks": 4, "catalog": "postgresql://db/x", "keep": False}
+    assert of_s3.pop("echo")
+    assert of_s3 == {"directory": "there", "keep": True}
