@@ -125,6 +125,8 @@ class Rounds:
 
 
 def _transfer(rounds: Rounds) -> None:
+    fresh = dataclasses.replace(rounds, samples=Samples())  # a new server's first volumes are nobody's to pay for
+    fresh.run(TRANSFER, CONTENDERS[-1], "tiers_transfer.measure_transfer", rounds.scale.nbytes)
     for name in rounds.in_turn(CONTENDERS):
         rounds.run(TRANSFER, name, "tiers_transfer.measure_transfer", rounds.scale.nbytes)
 
@@ -200,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("bench-results"), help="where to write (%(default)s)")
     parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
-    parser.add_argument("--bytes", type=size, help="of each upload, e.g. 2GiB (1GiB); 5 times that lie on the server")
+    parser.add_argument("--bytes", type=size, help="of each upload, e.g. 2GiB (1GiB); 5 times that lies on the server")
     parser.add_argument("--bandwidth", type=size, help="bandwidth_max, bytes per second (8MiB)")
     parser.add_argument("--rounds", type=int, help=f"at most so many ({FULL.rounds})")
     parser.add_argument("--minutes", type=float, default=13.0, help="begin no round that takes longer (%(default)s)")

@@ -19,6 +19,8 @@ class CreateConformance(BackendRig):
 
     races = 12
     """How often many creates of one key are let loose at once."""
+    crowd = 16
+    """How many."""
 
     def test_make_folder_is_idempotent_and_deep(self, backend: Backend) -> None:
         backend.make_folder("a/b/c")
@@ -101,7 +103,7 @@ class CreateConformance(BackendRig):
         assert self.raw_read(place, "f/a/b/x") == b"again"
 
     def test_one_of_many_creates_wins(self, place: Backend) -> None:
-        offers = [pattern(1000 + 37 * n, seed=n) for n in range(16)]
+        offers = [pattern(1000 + 37 * n, seed=n) for n in range(self.crowd)]
         for round_ in range(self.races):
             key = f"f/x{round_}"
             results = at_once([partial(place.create, key, data) for data in offers])
@@ -112,7 +114,7 @@ class CreateConformance(BackendRig):
         assert len(self.raw_list(place)) == self.races
 
     def test_equal_creates_at_once_all_succeed(self, place: Backend) -> None:
-        assert at_once([lambda: place.create("f/x", b"same" * 500)] * 16) == [None] * 16
+        assert at_once([lambda: place.create("f/x", b"same" * 500)] * self.crowd) == [None] * self.crowd
         assert self.raw_read(place, "f/x") == b"same" * 500
 
     def test_nobody_sees_a_part_of_a_create(self, place: Backend) -> None:

@@ -1,11 +1,10 @@
-"""Servers of this host for fsspec file systems: SFTP in a thread, S3 that honours conditions and S3 that lies, HTTP."""
+"""Servers of this host for fsspec file systems: SFTP in a thread, HTTP; what s3fs takes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import importlib
-import json
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.spec import AbstractBufferedFile
+from s3_rig import KEY, SECRET
 
 USER, PASSWORD = "trainer", "not-secret"
 _SECONDS = 30
@@ -196,70 +196,15 @@ def running(command: list[str], folder: Path, ready: Callable[[], bool]) -> Iter
         process.wait()
 
 
-S3_KEY, S3_SECRET = "AKTEST", "SKTESTSKTEST"
-
-
-def s3_options(port: int) -> dict[str, Any]:
+def s3_options(endpoint: str) -> dict[str, Any]:
     """What s3fs takes."""
+    wheel_module("s3fs")
     return {
-        "key": S3_KEY,
-        "secret": S3_SECRET,
-        "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}", "region_name": "us-east-1"},
+        "key": KEY,
+        "secret": SECRET,
+        "client_kwargs": {"endpoint_url": endpoint, "region_name": "us-east-1"},
         "config_kwargs": {"retries": {"max_attempts": 1}, "s3": {"addressing_style": "path"}},
     }
-
-
-def s3_bucket_made(port: int, bucket: str) -> Callable[[], bool]:
-    """Whether a bucket could be made and written to: the first good answer of a server."""
-    s3fs = wheel_module("s3fs")
-    fs = s3fs.S3FileSystem(**s3_options(port), skip_instance_cache=True)
-
-    def ready() -> bool:
-        try:
-            with contextlib.suppress(FileExistsError):
-                fs.mkdir(bucket)
-            fs.pipe_file(f"{bucket}/ready", b"1")
-        except Exception:
-            return False
-        fs.rm_file(f"{bucket}/ready")
-        return True
-
-    return ready
-
-
-@contextlib.contextmanager
-def seaweedfs(folder: Path, bucket: str) -> Iterator[int]:
-    """An S3 server that honours conditions; its port."""
-    identity = {"name": "t", "credentials": [{"accessKey": S3_KEY, "secretKey": S3_SECRET}]}
-    actions = ["Admin", "Read", "Write", "List", "Tagging"]
-    (folder / "weed.json").write_text(json.dumps({"identities": [{**identity, "actions": actions}]}))
-    names = ("master", "volume", "filer", "s3")
-    ports = {f"-{name}.port{grpc}": free_port() for name in names for grpc in ("", ".grpc")}
-    command = [tool("weed"), "-logtostderr=true", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    command += [f"{flag}={port}" for flag, port in ports.items()]
-    command += [
-        "-filer",
-        "-s3",
-        "-s3.port.iceberg=0",
-        "-s3.port.lance=0",
-        "-s3.config=weed.json",
-        "-master.volumeSizeLimitMB=64",
-    ]
-    command += ["-volume.max=50", "-master.telemetry=false", "-master.electionTimeout=1s"]
-    command += ["-master.heartbeatInterval=200ms", "-volume.preStopSeconds=0"]
-    with running(command, folder, s3_bucket_made(ports["-s3.port"], bucket)):
-        yield ports["-s3.port"]
-
-
-@contextlib.contextmanager
-def lying_s3(folder: Path, bucket: str) -> Iterator[int]:
-    """rclone's S3 server, which overwrites although it was told not to; its port. It serves ``folder/bucket``."""
-    port = free_port()
-    (folder / bucket).mkdir()
-    command = [tool("rclone"), "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}", "--vfs-cache-mode", "off"]
-    command += ["--auth-key", f"{S3_KEY},{S3_SECRET}", "--config", os.devnull]
-    with running(command, folder, s3_bucket_made(port, bucket)):
-        yield port
 
 
 @contextlib.contextmanager

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec_rig import PlainFiles, SftpServer, sftp_server, wheel_module
 
 from ckptfmt.backends.fsspec_backend import FsspecBackend, FsspecOptions
+from ckptfmt.backends.fsspec_opening import open_file_system
 from ckptfmt.connect import backend_for
 from ckptfmt.ports.backend import Backend
 from ckptfmt.testing.backends import BackendConformance
@@ -74,11 +76,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def ssh(server: SftpServer) -> Any:
+    """One connection for all: to make one takes longer than most tests."""
+    return open_file_system("ssh://127.0.0.1/any", server.options)[0]
+
+
 class TestSshfs(OnDisk):
+    races = 3  # each create asks six times
+
     @pytest.fixture
-    def backend(self, server: SftpServer, tmp_path: Path) -> Backend:
+    def backend(self, server: SftpServer, ssh: Any, tmp_path: Path) -> Backend:
         self.root = server.folder / tmp_path.name
-        return backend_for(f"ssh://127.0.0.1/{tmp_path.name}", server.options, create=True)
+        backend = FsspecBackend(ssh, f"/{tmp_path.name}", f"ssh://127.0.0.1/{tmp_path.name}")
+        backend.create_root()
+        return backend
 
 
 @pytest.mark.slow  # each answer waits for the one before

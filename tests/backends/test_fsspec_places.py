@@ -231,7 +231,7 @@ def test_a_large_object_takes_no_memory_and_no_name(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     backend = backend_for(f"fsspec+file://{tmp_path}/root", {"spool": str(spool)}, create=True)
-    nbytes, piece = 256 << 20, bytes(8 << 20)
+    nbytes, piece = 128 << 20, bytes(8 << 20)
     tracemalloc.start()
     try:
         writer = backend.open_writer("x", nbytes)

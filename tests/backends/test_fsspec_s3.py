@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fsspec_rig import lying_s3, s3_options, seaweedfs
+from fsspec_rig import s3_options
+from s3_rig import RcloneServer, SeaweedServer
 
 import ckptfmt
 from ckptfmt.connect import backend_for
@@ -19,27 +19,30 @@ from ckptfmt.ports.backend import Backend
 from ckptfmt.testing.backend_rig import pattern
 from ckptfmt.testing.backends import BackendConformance
 
-BUCKET = "checkpoints"
+
+@pytest.fixture(scope="module")
+def options(seaweed: SeaweedServer) -> dict[str, Any]:
+    return s3_options(seaweed.endpoint)
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with seaweedfs(tmp_path_factory.mktemp("weed"), BUCKET) as port:
-        yield port
-
-
-@pytest.fixture(scope="module")
-def raw(port: int) -> Any:
+def raw(options: dict[str, Any]) -> Any:
     import s3fs
 
-    return s3fs.S3FileSystem(**s3_options(port), skip_instance_cache=True, use_listings_cache=False)
+    return s3fs.S3FileSystem(**options, skip_instance_cache=True, use_listings_cache=False)
+
+
+@pytest.fixture
+def root(seaweed: SeaweedServer) -> str:
+    """``bucket/prefix`` of a place of this test alone."""
+    return seaweed.new_root()
 
 
 class OnS3(BackendConformance):
     @pytest.fixture
-    def backend(self, port: int, raw: Any, tmp_path: Path) -> Backend:
-        self.raw, self.start = raw, f"{BUCKET}/{tmp_path.name}"
-        return backend_for(f"fsspec+s3://{self.start}", s3_options(port), create=True)
+    def backend(self, options: dict[str, Any], raw: Any, root: str) -> Backend:
+        self.raw, self.start = raw, root
+        return backend_for(f"fsspec+s3://{root}", options, create=True)
 
     def raw_read(self, backend: Backend, key: str) -> bytes:
         return self.raw.cat_file(f"{self.start}/{key}")  # type: ignore[no-any-return]
@@ -65,12 +68,12 @@ class TestS3fs(OnS3):
 
 
 @pytest.fixture
-def backend(port: int, tmp_path: Path) -> Backend:
-    return backend_for(f"fsspec+s3://{BUCKET}/{tmp_path.name}", s3_options(port), create=True)
+def backend(options: dict[str, Any], root: str) -> Backend:
+    return backend_for(f"fsspec+s3://{root}", options, create=True)
 
 
 def test_an_error_in_mid_upload_publishes_nothing_and_leaves_no_upload(
-    backend: Backend, raw: Any, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, raw: Any, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # FR-084, FR-086
     writer = backend.open_writer("x", 40 << 20)
@@ -92,7 +95,8 @@ def test_an_error_in_mid_upload_publishes_nothing_and_leaves_no_upload(
     writer.abort()
     with pytest.raises(NotFound):
         backend.head("x")
-    assert raw.list_multipart_uploads(BUCKET) == []
+    bucket, _, prefix = root.partition("/")
+    assert [each for each in raw.list_multipart_uploads(bucket) if each["Key"].startswith(prefix)] == []
 
 
 def test_a_dropped_writer_publishes_nothing(backend: Backend) -> None:
@@ -103,13 +107,13 @@ def test_a_dropped_writer_publishes_nothing(backend: Backend) -> None:
     assert backend.list("") == []
 
 
-def test_a_wrong_secret_is_named_as_such(port: int) -> None:
+def test_a_wrong_secret_is_named_as_such(options: dict[str, Any], root: str) -> None:
     with pytest.raises(ckptfmt.AccessDenied, match="credentials"):
-        backend_for(f"fsspec+s3://{BUCKET}/x", {**s3_options(port), "secret": "wrong"}, create=True)
+        backend_for(f"fsspec+s3://{root}", {**options, "secret": "wrong"}, create=True)
 
 
-def test_save_and_load_by_proof(port: int, tmp_path: Path) -> None:
-    url, options = f"fsspec+s3://{BUCKET}/{tmp_path.name}", s3_options(port)
+def test_save_and_load_by_proof(options: dict[str, Any], root: str, tmp_path: Path) -> None:
+    url = f"fsspec+s3://{root}"
     state = {"w": np.arange(3_000_000, dtype=np.float32), "step": 7}
     catalog = f"sqlite:///{tmp_path}/catalog.sqlite"
     saved = ckptfmt.save(state, url, run="llama", step=7, catalog=catalog, storage_options=options)
@@ -121,14 +125,11 @@ def test_save_and_load_by_proof(port: int, tmp_path: Path) -> None:
 
 # -- a server that overwrites although it was asked not to ------------------------------------------
 @pytest.fixture
-def liar(tmp_path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    folder = tmp_path / "served"
-    folder.mkdir()
-    with lying_s3(folder, BUCKET) as port:
-        options = s3_options(port)
-        # It sends the whole object's checksum with a range of it.
-        options["config_kwargs"]["response_checksum_validation"] = "when_required"
-        yield f"fsspec+s3://{BUCKET}/root", options
+def liar(rclone: RcloneServer) -> tuple[str, dict[str, Any]]:
+    options = s3_options(rclone.endpoint)
+    # It sends the whole object's checksum with a range of it.
+    options["config_kwargs"]["response_checksum_validation"] = "when_required"
+    return f"fsspec+s3://{rclone.new_root()}", options
 
 
 def test_a_server_that_ignores_conditions_is_not_written_to(liar: tuple[str, dict[str, Any]], tmp_path: Path) -> None:

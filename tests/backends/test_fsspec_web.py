@@ -20,10 +20,10 @@ from ckptfmt.connect import backend_for
 from ckptfmt.errors import AccessDenied, BackendError, Corrupt, InvalidInput, NotFound, Unavailable
 
 
-@pytest.fixture
-def published(tmp_path: Path) -> Path:
-    """A repository in a local folder."""
-    root = tmp_path / "published"
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository in a local folder, for tests that leave it as it is."""
+    root = tmp_path_factory.mktemp("web") / "published"
     for step in (1, 2):
         state = {"model": {"w": np.arange(2_000_000, dtype=np.float32) + step}, "extra": np.zeros(10)}
         ckptfmt.save(state, root, run="llama", step=step)
@@ -96,7 +96,7 @@ class Web(SimpleHTTPRequestHandler):
 def serving(folder: Path, **lacks: Any) -> Iterator[tuple[str, type[Web]]]:
     handler = type("Handler", (Web,), lacks)
     with ThreadingHTTPServer(("127.0.0.1", 0), lambda *given: handler(*given, directory=str(folder))) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever)
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
             yield f"http://127.0.0.1:{httpd.server_port}", handler
@@ -153,9 +153,9 @@ def test_a_server_that_is_gone_is_unavailable(published: Path) -> None:
         backend.list("runs")
 
 
-def test_a_short_object_is_truncated_not_padded(published: Path) -> None:
-    (published / "short").write_bytes(b"12345")
-    with serving(published) as (url, _):
+def test_a_short_object_is_truncated_not_padded(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"12345")
+    with serving(tmp_path) as (url, _):
         backend = backend_for(url)
         for offset, nbytes in ((0, 6), (5, 1), (100, 1)):
             with pytest.raises(Corrupt, match="short"):

@@ -10,6 +10,7 @@ from obstore.store import MemoryStore
 from obstore.store import S3Store as ObstoreS3
 from s3_rig import KEY, SECRET, SeaweedServer
 
+from ckptfmt.backends import object_spool
 from ckptfmt.backends.object import ObjectBackend
 from ckptfmt.backends.object_probe import forget
 from ckptfmt.backends.object_publishing import Place
@@ -25,7 +26,7 @@ from ckptfmt.testing.backends import BackendConformance
 
 
 class TestS3(BackendConformance):
-    races = 2  # SeaweedFS lets creates of one key take turns by a lock that it asks for once a second
+    races, crowd = 2, 4  # SeaweedFS lets creates of one key take turns by a lock that it asks for once a second
 
     @pytest.fixture
     def backend(self, seaweed: SeaweedServer) -> Iterator[ObjectBackend]:
@@ -55,7 +56,7 @@ class TestS3(BackendConformance):
 class TestObstore(BackendConformance):
     """The driver of Google's and Azure's stores, on a store in memory and on the S3 server."""
 
-    races = 2
+    races, crowd = 2, 4
 
     @pytest.fixture(params=["memory", "server"])
     def backend(self, request: pytest.FixtureRequest, seaweed: SeaweedServer) -> Iterator[ObjectBackend]:
@@ -92,8 +93,9 @@ class TestObstore(BackendConformance):
     def raw_list(self, backend: Backend) -> list[str]:
         return [each.key.removeprefix(self._root) for each in self._raw.list(self._root)]
 
-    def test_a_large_object_passes_through_a_file(self, place: Backend) -> None:
-        data = pattern((64 << 20) + 5)
+    def test_a_large_object_passes_through_a_file(self, place: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(object_spool, "_ONE_PUT_MAX", 8 << 20)
+        data = pattern((16 << 20) + 5)  # of two parts
         writer = place.open_writer("f/x", len(data))
         for at in reversed(range(0, len(data), 8 << 20)):
             writer.write_at(at, data[at : at + (8 << 20)])

@@ -640,6 +640,7 @@ def test_an_upload_that_was_swept_under_its_writer_is_dead(place: ObjectBackend)
     writer.abort()
 
 
+@pytest.mark.slow
 def test_a_server_killed_in_an_upload_and_started_again_is_waited_for() -> None:
     with s3_server() as server:
         backend = s3_backend(f"s3://{server.new_root()}", server.options(part_bytes=PART, retry_attempts=20))

@@ -13,14 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fsspec_rig import s3_options, seaweedfs
+from fsspec_rig import s3_options
+from s3_rig import SeaweedServer
 from tcp_proxy import Gate, TcpProxy
 
 import ckptfmt
 from ckptfmt import connect
-
-BUCKET = "checkpoints"
-URL = f"fsspec+s3://{BUCKET}/jobs"
 
 
 class Counting(Gate):
@@ -54,28 +52,28 @@ print(json.dumps({name: value.tolist() for name, value in model.items()}))
 
 
 @pytest.mark.slow
-def test_a_model_is_read_by_one_listing_and_ranges(tmp_path: Path) -> None:
+def test_a_model_is_read_by_one_listing_and_ranges(seaweed: SeaweedServer, tmp_path: Path) -> None:
     model = {f"layer{number}": np.arange(number, number + 50.0) for number in range(20)}
-    with seaweedfs(tmp_path, BUCKET) as port:
-        for step in range(2):
-            state = {"model": model, "optimizer": np.ones(12 << 20, np.uint8)}
-            ckptfmt.save(
-                state,
-                f"{URL}#llama",
-                step=step,
-                catalog=f"sqlite:///{tmp_path}/c.sqlite",
-                storage_options=s3_options(port),
-            )
-        counting = Counting()
-        with closing(TcpProxy(port, counting)) as proxy:
-            environment = {name: value for name, value in os.environ.items() if name != connect.CATALOG_VARIABLE}
-            done = subprocess.run(
-                [sys.executable, "-c", _LOAD, f"{URL}#llama", json.dumps(s3_options(proxy.port))],
-                capture_output=True,
-                text=True,
-                timeout=150,
-                env=environment,
-            )
+    url = f"fsspec+s3://{seaweed.new_root()}"
+    for step in range(2):
+        ckptfmt.save(
+            {"model": model, "optimizer": np.ones(12 << 20, np.uint8)},
+            f"{url}#llama",
+            step=step,
+            catalog=f"sqlite:///{tmp_path}/c.sqlite",
+            storage_options=s3_options(seaweed.endpoint),
+        )
+    counting = Counting()
+    with closing(TcpProxy(seaweed.port, counting)) as proxy:
+        environment = {name: value for name, value in os.environ.items() if name != connect.CATALOG_VARIABLE}
+        options = json.dumps(s3_options(f"http://127.0.0.1:{proxy.port}"))
+        done = subprocess.run(
+            [sys.executable, "-c", _LOAD, f"{url}#llama", options],
+            capture_output=True,
+            text=True,
+            timeout=150,
+            env=environment,
+        )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {name: value.tolist() for name, value in model.items()}
     assert counting.asked["list"] == 1
