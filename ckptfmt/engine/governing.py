@@ -11,7 +11,7 @@ from typing import Literal
 
 from ckptfmt.engine.marker import check_one_root
 from ckptfmt.engine.site import Site
-from ckptfmt.engine.verdicts import decode_at
+from ckptfmt.engine.verdicts import read_object
 from ckptfmt.errors import CatalogBehind, Conflict, FormatError
 from ckptfmt.format import layout, verdict
 from ckptfmt.ports.backend import Backend
@@ -119,4 +119,4 @@ def _epochs(backend: Backend) -> dict[int, str]:
 
 
 def _read(backend: Backend, key: str) -> verdict.CatalogClaim:
-    return decode_at(backend, key, backend.read(key, limit=verdict.BYTES_MAX), verdict.decode_claim)
+    return read_object(backend, key, verdict.decode_claim)

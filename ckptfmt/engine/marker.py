@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 
-from ckptfmt.engine.verdicts import decode_at
+from ckptfmt.engine.verdicts import read_object
 from ckptfmt.errors import Conflict, Corrupt, InvalidInput, NotFound
 from ckptfmt.format import layout, verdict
 from ckptfmt.ports.backend import Backend
@@ -14,10 +14,9 @@ from ckptfmt.ports.backend import Backend
 def read_marker(backend: Backend) -> verdict.Marker | None:
     """The marker of a root; None if it has none."""
     try:
-        data = backend.read(layout.MARKER, limit=verdict.BYTES_MAX)
+        return read_object(backend, layout.MARKER, verdict.decode_marker)
     except NotFound:
         return None
-    return decode_at(backend, layout.MARKER, data, verdict.decode_marker)
 
 
 def require_marker(backend: Backend) -> verdict.Marker:

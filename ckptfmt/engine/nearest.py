@@ -15,6 +15,7 @@ from ckptfmt.engine import protocol
 from ckptfmt.engine.read import GAP_BYTES, Chunk, check_chunk
 from ckptfmt.engine.readlog import ReadLog
 from ckptfmt.engine.repairs import Repairs
+from ckptfmt.engine.rereading import RETRIES
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.engine.transfer import IO_THREADS
@@ -25,9 +26,6 @@ from ckptfmt.ports.backend import Backend, CachedRange
 
 log = logging.getLogger("ckptfmt")
 
-RETRIES: Final = 2
-"""How often a chunk that differs from its digest is read once more from the same copy: it may have been damaged on its
-way."""
 _DISTANT_THREADS: Final = 16
 """Requests in flight where each waits for a round trip."""
 _DISTANT_GAP_BYTES: Final = 1 << 20

@@ -14,6 +14,7 @@ from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.nearest import Nearest
 from ckptfmt.engine.origins import Origins
 from ckptfmt.engine.reports import GenerationInfo
+from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.stored import Stored, StoredTensors
 from ckptfmt.errors import BackendError, Corrupt, FormatError, NotCommitted, NotFound
@@ -220,13 +221,7 @@ def _nearest_manifest(site: Site, folder: str, name: str, digest: str, key: str)
         raise
 
 
-def read_manifest(site: Site, folder: str, name: str, digest: str, key: str) -> Manifest:
-    """Read a manifest and compare its stored bytes with the digest that the commit recorded."""
-    where = f"{folder}/{name}" if folder else name
-    try:
-        layout.validate_plain_name(name)
-    except FormatError as error:
-        raise type(error)(f"{site.backend.url}: generation {key}: its manifest cannot be found: {error}") from error
+def _stored_manifest(site: Site, where: str, digest: str) -> bytes:
     try:
         stored = site.backend.read(where, limit=MANIFEST_BYTES_MAX)
     except NotFound as error:
@@ -241,6 +236,17 @@ def read_manifest(site: Site, folder: str, name: str, digest: str, key: str) -> 
             "restore an older generation with at=..., or put the object back from a copy",
             object=where,
         )
+    return stored
+
+
+def read_manifest(site: Site, folder: str, name: str, digest: str, key: str) -> Manifest:
+    """Read a manifest and compare its stored bytes with the digest that the commit recorded."""
+    where = f"{folder}/{name}" if folder else name
+    try:
+        layout.validate_plain_name(name)
+    except FormatError as error:
+        raise type(error)(f"{site.backend.url}: generation {key}: its manifest cannot be found: {error}") from error
+    stored = read_whole(lambda: _stored_manifest(site, where, digest))
     try:
         with held_back():
             manifest = decode_manifest(stored)

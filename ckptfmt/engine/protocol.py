@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ckptfmt.engine import verdicts
 from ckptfmt.engine.collector import held_back
+from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.transfer import IO_THREADS, run_all
 from ckptfmt.errors import (
@@ -87,13 +88,18 @@ def _stored_part(site: Site, row: GenerationRecord, rank: RankRecord) -> bytes:
             generation_id=row.id,
         )
     key = f"{verdicts.folder_of(row)}/{rank.part_name}"
-    stored = site.backend.read(key, limit=PART_BYTES_MAX)
-    if manifest_digest(stored) != rank.part_digest:
-        raise Corrupt(
-            f"{site.backend.url}: {key} differs from the part that rank {rank.rank} acknowledged (generation {row.id})",
-            object=key,
-        )
-    return stored
+
+    def read() -> bytes:
+        stored = site.backend.read(key, limit=PART_BYTES_MAX)
+        if manifest_digest(stored) != rank.part_digest:
+            raise Corrupt(
+                f"{site.backend.url}: {key} differs from the part that rank {rank.rank} acknowledged (generation "
+                f"{row.id})",
+                object=key,
+            )
+        return stored
+
+    return read_whole(read)
 
 
 def check_packs(site: Site, folder: str, manifest: Manifest) -> None:

@@ -11,11 +11,13 @@ from msgspec.structs import replace
 
 from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.plan import align_down, align_up
+from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.touch import touched_ahead
 from ckptfmt.engine.transfer import IO_BYTES, IO_THREADS, run_all
 from ckptfmt.errors import Corrupt
 from ckptfmt.format import checksum
-from ckptfmt.ports.backend import CachedRange
+from ckptfmt.format.tables import PackRow
+from ckptfmt.ports.backend import Backend, CachedRange
 
 if TYPE_CHECKING:
     from ckptfmt.engine.nearest import Nearest
@@ -244,3 +246,21 @@ def check_chunk(box: StoredBox, number: int, offset: int, data: memoryview) -> N
             tensor=box.tensor,
             offset=offset,
         )
+
+
+def read_header(backend: Backend, key: str, row: PackRow) -> bytes:
+    """The header of the pack that ``row`` tells of, from the object ``key``. ``Corrupt`` unless it has its digest."""
+
+    def read() -> bytes:
+        header = bytearray(row.header_bytes)
+        backend.read_into(key, 0, memoryview(header))
+        found = checksum.hex_digest(header)
+        if found != row.header_digest:
+            raise Corrupt(
+                f"{backend.url}: the header of {key} hashes to {found}, recorded is {row.header_digest}",
+                object=key,
+                offset=0,
+            )
+        return bytes(header)
+
+    return read_whole(read)

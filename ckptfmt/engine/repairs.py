@@ -6,7 +6,7 @@ import logging
 import threading
 
 from ckptfmt.engine.tiers import Tier
-from ckptfmt.engine.verdicts import decode_at
+from ckptfmt.engine.verdicts import read_object
 from ckptfmt.errors import BackendError, FormatError, NotFound
 from ckptfmt.format import layout, verdict
 from ckptfmt.ports.backend import Backend
@@ -25,9 +25,7 @@ def repairs_in(backend: Backend, folder: str) -> dict[str, tuple[str, ...]]:
         if not layout.is_repair(name):
             continue
         try:
-            repair = decode_at(
-                backend, info.key, backend.read(info.key, limit=verdict.BYTES_MAX), verdict.decode_repair
-            )
+            repair = read_object(backend, info.key, verdict.decode_repair)
         except (FormatError, NotFound) as error:
             log.warning("%s is passed over: %s", info.key, error)
             continue

@@ -18,7 +18,8 @@ from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.limiter import Limiter
 from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.priority import give_way
-from ckptfmt.engine.read import StoredBox, check_chunk
+from ckptfmt.engine.read import StoredBox, check_chunk, read_header
+from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.transfer import IO_BYTES, run_all, run_apart
 from ckptfmt.errors import AccessDenied, BackendError, Conflict, Corrupt, NotFound, OutOfSpace
 from ckptfmt.format import checksum
@@ -266,7 +267,7 @@ class Copying:
     ) -> None:
         """Read a pack and compare all of it; each span is handed on once it has been compared."""
         with _reading():
-            header = _header(backend, key, pack.row)
+            header = memoryview(read_header(backend, key, pack.row))
         seams = _Seams()
 
         def take(span: Span) -> None:
@@ -276,8 +277,7 @@ class Copying:
             stop = min(align_up(span.end), pack.row.nbytes)  # whole pages take the fast path
             with self._windows.lend(stop - span.start) as window:
                 with _reading():
-                    backend.read_into(key, span.start, window)
-                    _check(span, window, header, key)
+                    read_whole(lambda: _read_span(backend, key, span, window, header))
                     seams.note(span, window)
                 hand_on(span, window[: span.stop - span.start])
 
@@ -322,20 +322,9 @@ def _reading() -> Iterator[None]:
         raise _Unreadable(error) from error
 
 
-def _header(backend: Backend, key: str, row: PackRow) -> memoryview:
-    header = bytearray(row.header_bytes)
-    backend.read_into(key, 0, memoryview(header))
-    found = checksum.hex_digest(header)
-    if found != row.header_digest:
-        raise Corrupt(
-            f"{backend.url}: the header of {key} hashes to {found}, recorded is {row.header_digest}",
-            object=key,
-            offset=0,
-        )
-    return memoryview(header)
-
-
-def _check(span: Span, window: memoryview, header: memoryview, key: str) -> None:
+def _read_span(backend: Backend, key: str, span: Span, window: memoryview, header: memoryview) -> None:
+    """``Corrupt`` unless it is as its digests and the header say."""
+    backend.read_into(key, span.start, window)
     own = header[span.start : span.stop]
     if own != window[: len(own)]:
         raise Corrupt(f"the header of {key} was read twice, and differs", object=key, offset=span.start)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ckptfmt.engine import protocol, verdicts
 from ckptfmt.engine.replicate import Copying, Pace, Source, packs_to_copy
+from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.engine.transfer import run_all
@@ -79,8 +80,12 @@ def _copy_parts(site: Site, tier: Tier, digests: Mapping[str, str | None]) -> No
 
 def _copy_small(site: Site, tier: Tier, key: str, digest: str | None, limit: int) -> None:
     """``Corrupt`` unless what was read has this digest, which the catalog knows."""
-    stored = site.backend.read(key, limit=limit)
-    found = manifest_digest(stored)
-    if found != digest:
-        raise Corrupt(f"{site.backend.url}: {key} hashes to {found}, recorded is {digest}", object=key)
-    tier.backend.create(key, stored)
+
+    def read() -> bytes:
+        stored = site.backend.read(key, limit=limit)
+        found = manifest_digest(stored)
+        if found != digest:
+            raise Corrupt(f"{site.backend.url}: {key} hashes to {found}, recorded is {digest}", object=key)
+        return stored
+
+    tier.backend.create(key, read_whole(read))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ckptfmt.engine import governing
 from ckptfmt.engine.marker import read_marker
-from ckptfmt.engine.verdicts import decode_at
+from ckptfmt.engine.verdicts import read_object
 from ckptfmt.errors import Conflict, NotFound
 from ckptfmt.format import layout, verdict
 from ckptfmt.ports.backend import Backend
@@ -19,10 +19,9 @@ MarkedRole = Literal["stage", "replica"]
 def read_mark(backend: Backend) -> verdict.TierMark | None:
     """The mark of a tier; None if it has none."""
     try:
-        data = backend.read(layout.TIER, limit=verdict.BYTES_MAX)
+        return read_object(backend, layout.TIER, verdict.decode_tier_mark)
     except NotFound:
         return None
-    return decode_at(backend, layout.TIER, data, verdict.decode_tier_mark)
 
 
 def ensure_mark(backend: Backend, *, role: MarkedRole, repository: str, host: str | None) -> verdict.TierMark:

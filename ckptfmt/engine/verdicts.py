@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.site import Site
 from ckptfmt.errors import Corrupt, FormatError, NotFound
 from ckptfmt.format import layout, verdict
@@ -18,16 +19,18 @@ T = TypeVar("T")
 
 def read_commit(backend: Backend, folder: str) -> verdict.Commit | None:
     """The verdict in a generation's folder, or None if the slot is empty. Raises ``FormatError`` if it is damaged."""
-    key = _join(folder, layout.COMMIT)
-    data = _read(backend, key)
-    return None if data is None else decode_at(backend, key, data, verdict.decode_commit)
+    try:
+        return read_object(backend, _join(folder, layout.COMMIT), verdict.decode_commit)
+    except NotFound:
+        return None
 
 
 def read_retired(backend: Backend, folder: str) -> verdict.Retired | None:
     """The tombstone, or None. A damaged tombstone still tells that one was made: ``FormatError``."""
-    key = _join(folder, layout.RETIRED)
-    data = _read(backend, key)
-    return None if data is None else decode_at(backend, key, data, verdict.decode_retired)
+    try:
+        return read_object(backend, _join(folder, layout.RETIRED), verdict.decode_retired)
+    except NotFound:
+        return None
 
 
 def is_retired(backend: Backend, folder: str, key: str) -> bool:
@@ -43,8 +46,12 @@ def is_retired(backend: Backend, folder: str, key: str) -> bool:
     return found is not None
 
 
-def decode_at(backend: Backend, key: str, data: bytes, decode: Callable[[bytes], T]) -> T:
-    """``decode(data)``, with the object named in what it raises."""
+def read_object(backend: Backend, key: str, decode: Callable[[bytes], T], *, limit: int = verdict.BYTES_MAX) -> T:
+    """``decode`` of a small object, which is named in what that raises. It is read again before that counts."""
+    return read_whole(lambda: _decode_at(backend, key, backend.read(key, limit=limit), decode))
+
+
+def _decode_at(backend: Backend, key: str, data: bytes, decode: Callable[[bytes], T]) -> T:
     try:
         return decode(data)
     except Corrupt as error:
@@ -119,10 +126,3 @@ def check_belongs(found: verdict.Commit, key: str, folder: str) -> None:
 
 def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
-
-
-def _read(backend: Backend, key: str) -> bytes | None:
-    try:
-        return backend.read(key, limit=verdict.BYTES_MAX)
-    except NotFound:
-        return None

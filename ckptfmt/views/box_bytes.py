@@ -15,6 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.read import StoredBox, check_chunk
+from ckptfmt.engine.rereading import read_whole
 from ckptfmt.errors import Corrupt, NotFound, Unavailable
 from ckptfmt.ports.backend import Backend
 
@@ -132,9 +133,13 @@ class VerifiedBytes:
         offset, nbytes = _extent(box, number)
         start, stop = align_down(offset), min(align_up(offset + nbytes), box.pack_bytes)
         memory = map_memory(stop - start)[: stop - start]
-        self._backend.read_into(box.pack, start, memory)
         data = memory[offset - start : offset - start + nbytes]
-        check_chunk(box, number, offset, data)
+
+        def read() -> None:
+            self._backend.read_into(box.pack, start, memory)
+            check_chunk(box, number, offset, data)
+
+        read_whole(read)
         return data.toreadonly()
 
 

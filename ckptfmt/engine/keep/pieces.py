@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ckptfmt.engine import protocol
 from ckptfmt.engine.nearest import Nearest
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.read import Chunk
+from ckptfmt.engine.read import Chunk, read_header
 from ckptfmt.errors import BackendError, Corrupt, FormatError, NotFound
 from ckptfmt.format import checksum
 from ckptfmt.format.tables import PackRow
@@ -79,14 +79,10 @@ class Pieces:
         return self._headers[key]
 
     def _read_header(self, key: str) -> bytes:
-        row = self._rows[key]
-        head = bytearray(row.header_bytes)
         for tier in self._nearest.tiers:
             for place in (key, *self._nearest.repairs.of(tier, key)):
                 try:
-                    tier.backend.read_into(place, 0, memoryview(head))
+                    return read_header(tier.backend, place, self._rows[key])
                 except (BackendError, NotFound, FormatError):
                     continue
-                if checksum.hex_digest(head) == row.header_digest:
-                    return bytes(head)
         raise Corrupt(f"the header of {key} is whole on no tier", object=key, offset=0)

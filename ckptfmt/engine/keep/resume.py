@@ -21,7 +21,7 @@ from ckptfmt.engine.leases import RENEW_SECONDS
 from ckptfmt.engine.replicate import Copying, Pace, Source, packs_to_copy
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.tiers import Tier
-from ckptfmt.engine.verdicts import decode_at
+from ckptfmt.engine.verdicts import read_object
 from ckptfmt.errors import BackendError, Conflict, Corrupt, FormatError, NotFound
 from ckptfmt.format import layout
 from ckptfmt.format.manifest import manifest_digest
@@ -61,7 +61,7 @@ def find_staged(site: Site, row: GenerationRecord, ranks: Sequence[RankRecord]) 
 def _staged_part(tier: Tier, row: GenerationRecord, rank: int) -> Part:
     backend, folder = tier.backend, verdicts.folder_of(row)
     key = f"{folder}/{layout.staged_part_name(rank)}"
-    part = decode_at(backend, key, backend.read(key, limit=PART_BYTES_MAX), decode_part)
+    part = read_object(backend, key, decode_part, limit=PART_BYTES_MAX)
     if (part.key, part.rank, part.step) != (row.key, rank, row.step):
         raise Corrupt(f"{backend.url}: {key} is of another generation, rank or step", object=key)
     for pack in part.packs:

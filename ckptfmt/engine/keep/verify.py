@@ -15,12 +15,13 @@ from ckptfmt.engine import protocol
 from ckptfmt.engine.arena import PAGE, map_memory
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.plan import align_up
-from ckptfmt.engine.read import ReadUnit, Region, check_chunk, plan_reads, read_units
+from ckptfmt.engine.read import ReadUnit, Region, StoredBox, check_chunk, plan_reads, read_header, read_units
 from ckptfmt.engine.reports import Problem, VerifiedTier, VerifyReport
+from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.engine.transfer import run_all
 from ckptfmt.errors import BackendError, Corrupt, FormatError, NotFound
-from ckptfmt.format import checksum, layout, pack
+from ckptfmt.format import layout, pack
 from ckptfmt.format.tables import PackRow
 
 Progress = Callable[[int, int], None]
@@ -200,24 +201,15 @@ class _Scan:
         for box, number, offset, nbytes in unit.chunks:
             place = box if one.key == one.pack else replace(box, pack=one.key)
             try:
-                check_chunk(place, number, offset, window[offset - unit.start : offset - unit.start + nbytes])
-            except Corrupt as error:
+                _compare(tier, place, number, offset, window[offset - unit.start : offset - unit.start + nbytes])
+            except (BackendError, Corrupt, NotFound) as error:
                 problems.append(self._problem(tier, one, error, tensor=box.tensor, offset=offset))
         return problems
 
     def _check_header(self, tier: Tier, one: Held) -> Problem | None:
         """The header's bytes against their digest, and as a header."""
-        row = one.row
-        head = bytearray(row.header_bytes)
         try:
-            tier.backend.read_into(one.key, 0, memoryview(head))
-            if checksum.hex_digest(head) != row.header_digest:
-                raise Corrupt(
-                    f"the header of {one.key} hashes to {checksum.hex_digest(head)}, recorded is {row.header_digest}",
-                    object=one.key,
-                    offset=0,
-                )
-            pack.parse_header(bytes(head), row.nbytes)
+            pack.parse_header(read_header(tier.backend, one.key, one.row), one.row.nbytes)
         except (FormatError, BackendError, NotFound) as error:
             return self._problem(tier, one, error, tensor=None, offset=0)
         return None
@@ -227,3 +219,17 @@ class _Scan:
     ) -> Problem:
         url = tier.backend.url if self._named else None
         return Problem(error.kind, one.key, str(error), tensor=tensor, offset=offset, tier=url)
+
+
+def _compare(tier: Tier, box: StoredBox, number: int, offset: int, data: memoryview) -> None:
+    """Compare a chunk that was read with its digest; while it differs, read it once more."""
+    is_read = True
+
+    def read() -> None:
+        nonlocal is_read
+        if not is_read:
+            tier.backend.read_into(box.pack, offset, data)
+        is_read = False
+        check_chunk(box, number, offset, data)
+
+    read_whole(read)
