@@ -24,9 +24,11 @@ from ckptfmt.backends.posix_reader import require_regular
 from ckptfmt.backends.syscalls import Syscalls
 from ckptfmt.errors import BackendError, Conflict
 
-_NO_LINK: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""link(2): EPERM is "the file system does not support hard links"."""
-_NO_EXCLUSIVE_RENAME: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+_NO_LINK: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+"""link(2): EPERM is "the file system does not support hard links". Both names are in one folder, so that EXDEV says the
+same: of a file system made of several."""
+_NO_EXCLUSIVE_RENAME: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV})
+"""The temporary file was made in the same folder just now, so that none of them is for want of permission."""
 
 
 class Creation:

@@ -44,6 +44,14 @@ def close_aborted(site: Site, row: GenerationRecord) -> bool:
     return True
 
 
+def is_torn_abort(site: Site, row: GenerationRecord) -> bool:
+    """Whether the slot holds a beginning of the aborted verdict: whoever wrote it was killed where objects are written
+    in place."""
+    stored = site.backend.read(f"{verdicts.folder_of(row)}/{layout.COMMIT}", limit=verdict.BYTES_MAX)
+    whole = verdict.encode_commit(verdicts.aborted_of(site, row))
+    return len(stored) < len(whole) and whole.startswith(stored)
+
+
 def close_retired(site: Site, row: GenerationRecord) -> datetime:
     """Put the tombstone into the slot of a retired generation: from here on nobody opens it by proof.
 

@@ -12,7 +12,15 @@ from ckptfmt.engine.keep import debris, gc_tiers
 from ckptfmt.engine.keep.recover import adopt, contradicted
 from ckptfmt.engine.reports import GcItem, GcReport
 from ckptfmt.engine.site import Site
-from ckptfmt.engine.sweep import close_retired, closed_at, note_closed, removable, remove, sweep_aborted
+from ckptfmt.engine.sweep import (
+    close_retired,
+    closed_at,
+    is_torn_abort,
+    note_closed,
+    removable,
+    remove,
+    sweep_aborted,
+)
 from ckptfmt.errors import Conflict, FormatError, NotFound
 from ckptfmt.format import layout
 from ckptfmt.format.states import State
@@ -160,7 +168,12 @@ def _tombstoned(site: Site, row: GenerationRecord) -> bool:
 
 
 def _proven(site: Site, row: GenerationRecord) -> bool:
-    found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
+    try:
+        found = verdicts.read_commit(site.backend, verdicts.folder_of(row))
+    except FormatError:
+        if is_torn_abort(site, row):
+            return False  # closing the key completes it
+        raise
     return found is not None and found.verdict == "committed" and verdicts.belongs(found, site, row)
 
 

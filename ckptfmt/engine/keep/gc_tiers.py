@@ -148,8 +148,12 @@ def _close(site: Site, tier: Tier, row: GenerationRecord) -> datetime | None:
 
 
 def _closed_at(site: Site, tier: Tier, row: GenerationRecord) -> datetime | None:
-    """Since when nobody opens it there by proof, by the database's clock; None also where the tombstone is gone."""
-    if verdicts.read_retired(tier.backend, verdicts.folder_of(row)) is None:
+    """Since when nobody opens it there by proof, by the database's clock; None also where the tombstone is gone, or
+    damaged: making it completes a beginning, and tells of anything else."""
+    try:
+        if verdicts.read_retired(tier.backend, verdicts.folder_of(row)) is None:
+            return None
+    except FormatError:
         return None
     noted = [
         event.at
