@@ -14,8 +14,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch._dynamo  # noqa: F401  # with the next two, what a first save or step loads: once for all forks
 from forked import Forked
 
+import ckptfmt.catalog.upgrade
+import ckptfmt.checkpointer  # noqa: F401
 from ckptfmt.backends.posix import PosixBackend
 
 LIMIT_SECONDS = 90
