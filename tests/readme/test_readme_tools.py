@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forked import in_child
 from test_readme import blocks
 
 import ckptfmt
@@ -134,3 +136,113 @@ def test_a_database_with_each_save(tmp_path: Path) -> None:
         names = {"folder": f"{repo.latest('llama').url}/"}
     exec(example("tensorstore.open"), names)
     assert list(names["rows"]) == list(range(16))
+
+
+def _framework(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(name, reason=f"{name} is not installed: pip install 'ckptfmt[{name}]'")
+
+
+def _run_twice(code: str, tmp_path: Path, made: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The example in a fork, with what it takes for granted, and once more; the names it left."""
+    names: dict[str, Any] = {}
+    warnings.simplefilter("ignore")
+    for _ in range(2):
+        names = made()
+        exec(code.replace("/ckpts", str(tmp_path / "ckpts")), names)
+    return names
+
+
+def _steps(tmp_path: Path) -> list[int]:
+    with ckptfmt.open(tmp_path / "ckpts", mode="r") as repository:
+        return [one.step for one in repository.generations(run="llama")]
+
+
+def _lightning_model(lightning: Any) -> Any:
+    class Regression(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters())
+
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
+
+    return Regression()
+
+
+def _settings(tmp_path: Path) -> dict[str, Any]:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return {**quiet, "accelerator": "cpu", "max_epochs": 2, "default_root_dir": tmp_path}
+
+
+def test_lightning(tmp_path: Path) -> None:
+    lightning = _framework("lightning")
+    code = example("GenerationIO")
+
+    def made() -> dict[str, Any]:
+        settings = _settings(tmp_path)
+        return {"Trainer": lightning.Trainer, "model": _lightning_model(lightning), "settings": settings}
+
+    def body() -> None:
+        names = _run_twice(code, tmp_path, made)
+        assert names["io"].latest() == f"{tmp_path / 'ckpts'}#llama"
+        names["io"].teardown()
+
+    in_child(body)
+    assert _steps(tmp_path) == [8, 4]  # the second start had nothing left to do
+
+
+def test_lightning_on_several_ranks(tmp_path: Path) -> None:
+    """On one rank here: tests/integrations has two."""
+    lightning = _framework("lightning")
+    code = example("GenerationCallback").replace("every_steps=500", "every_steps=3")
+
+    def made() -> dict[str, Any]:
+        settings = _settings(tmp_path)
+        model = _lightning_model(lightning)
+        return {"Trainer": lightning.Trainer, "strategy": "auto", "model": model, "settings": settings}
+
+    in_child(lambda: _run_twice(code, tmp_path, made) and None)
+    assert _steps(tmp_path) == [6, 3]  # the second start went from 6 to 8
+
+
+def test_transformers(tmp_path: Path) -> None:
+    transformers = _framework("transformers")
+    code = example("GenerationMixin")
+
+    def made() -> dict[str, Any]:
+        config = transformers.GPT2Config(
+            vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
+        )
+        rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
+        arguments = transformers.TrainingArguments(
+            str(tmp_path / "out"), max_steps=6, save_steps=2, disable_tqdm=True, report_to=[], use_cpu=True
+        )
+        settings = {"model": transformers.GPT2LMHeadModel(config), "args": arguments, "train_dataset": rows}
+        return {"Trainer": transformers.Trainer, "settings": settings}
+
+    in_child(lambda: _run_twice(code, tmp_path, made) and None)
+    assert _steps(tmp_path) == [6, 4, 2]
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    accelerate = _framework("accelerate")
+    code = example("accelerator_state")
+
+    def body() -> None:
+        warnings.simplefilter("ignore")
+        accelerator = accelerate.Accelerator(cpu=True)
+        model = torch.nn.Linear(4, 1)
+        accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+        with ckptfmt.open(tmp_path / "ckpts") as repo, repo.checkpointer("llama") as ckpt:
+            exec(code, {"accelerator": accelerator, "ckpt": ckpt, "step": 5})
+
+    in_child(body)
+    assert _steps(tmp_path) == [5]

@@ -1,0 +1,1 @@
+"""Training frameworks that save generations: Lightning, the Trainer of transformers, Accelerate."""
