@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import threading
 import time
@@ -19,6 +18,7 @@ from lifecycle_rig import (
     ended,
     eventually,
     run_child,
+    set_commit_timeout,
     state_of,
 )
 
@@ -260,7 +260,7 @@ def test_a_first_save_that_hangs_is_aborted_and_the_second_committed(place: Plac
         checkpointer.wait()
     assert first.done()
     assert not hold.is_set()
-    checkpointer._context = dataclasses.replace(checkpointer._context, commit_timeout=30.0)
+    set_commit_timeout(checkpointer, 30.0)
     for step in (3, 4, 5):  # the hung writer keeps its arena, and nobody else's
         save(checkpointer, step)
     checkpointer.wait()
@@ -302,7 +302,7 @@ def test_an_unknown_first_outcome_is_settled_by_the_second(place: Place, monkeyp
         process.catalog.add(commit)
         first = save(checkpointer, 1)
         assert commit.reached.wait(10)
-        checkpointer._context = dataclasses.replace(checkpointer._context, commit_timeout=30.0)
+        set_commit_timeout(checkpointer, 30.0)
         second = save(checkpointer, 2)
         second.wait("staged", timeout=20)
         hold.set()
