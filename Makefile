@@ -7,7 +7,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-ranks demo-s3 test test-slow rigs model fuzz lint types contracts check bench bench-ranks bench-tiers dist clean
+.PHONY: help demo demo-ranks demo-s3 test test-slow rigs model fuzz lint types contracts check check-here bench bench-ranks bench-tiers dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,7 +77,9 @@ contracts: $(VENV)/.installed-dev ## Check which room imports which
 dist: $(VENV)/.installed-dev ## Build sdist and wheel, and try the wheel in an empty environment
 	bash .ci/try-wheel $(PY)
 
-check: test test-slow rigs model lint types contracts dist demo demo-ranks demo-s3 ## What CI runs
+check: rigs check-here ## What CI runs
+
+check-here: test test-slow model lint types contracts dist demo demo-ranks demo-s3 ## What CI runs beside the rigs
 
 bench: $(VENV)/.installed-bench ## Measure beside torch.save, safetensors, DCP and raw limits (under 15 minutes)
 	env -u PYTHONDONTWRITEBYTECODE $(PY) -m benchmarks.run $(ARGS)
@@ -89,5 +91,5 @@ bench-tiers: $(VENV)/.installed-bench ## Measure S3 beside boto3, s3fs and obsto
 	$(PY) -m benchmarks.tiers $(ARGS)
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) $(DEMO) $(DEMO)-ranks $(DEMO)-s3 build dist bench-results .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf rigs.log $(VENV) $(DEMO) $(DEMO)-ranks $(DEMO)-s3 build dist bench-results .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
