@@ -6,26 +6,21 @@ import logging
 import queue
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, pairwise
-from math import prod
 from typing import Final
 
 from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.limiter import Limiter
-from ckptfmt.engine.plan import align_down, align_up
+from ckptfmt.engine.packs import PackToCopy, Span
+from ckptfmt.engine.plan import align_up
 from ckptfmt.engine.priority import give_way
-from ckptfmt.engine.read import StoredBox, check_chunk, read_header
+from ckptfmt.engine.read import check_chunk, read_header
 from ckptfmt.engine.rereading import read_whole
-from ckptfmt.engine.transfer import IO_BYTES, run_all, run_apart
+from ckptfmt.engine.transfer import run_all, run_apart
 from ckptfmt.errors import AccessDenied, BackendError, Conflict, Corrupt, NotFound, OutOfSpace
-from ckptfmt.format import checksum
-from ckptfmt.format.dtypes import dtype
-from ckptfmt.format.manifest import Shared
-from ckptfmt.format.tables import PackRow
 from ckptfmt.ports.backend import Backend, ObjectWriter
 
 log = logging.getLogger("ckptfmt")
@@ -57,80 +52,6 @@ class Pace:
     """Told each error after which a pack is copied again."""
     begins: Callable[[str], object] = _nothing
     """Told the name of each object that is begun."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Bytes ``start`` to ``stop`` of a pack, handed on at once, and the chunks that begin in them.
-
-    They are read up to ``end``: the last chunk may reach past ``stop``, by less than a page.
-    """
-
-    start: int
-    stop: int
-    end: int
-    chunks: tuple[tuple[StoredBox, int, int, int], ...]
-    """(box, chunk number, offset in the pack, bytes)"""
-
-
-@dataclass(frozen=True)
-class PackToCopy:
-    """A pack, as a part or a manifest tells of it."""
-
-    row: PackRow
-    spans: tuple[Span, ...]
-
-
-def packs_to_copy(told: Shared, rank: int | None = None) -> list[PackToCopy]:
-    """The packs that lie in the generation's own folder: all of them, or those that ``rank`` wrote."""
-    chosen = {
-        index: row
-        for index, row in enumerate(told.packs)
-        if row.generation is None and (rank is None or row.rank == rank)
-    }
-    boxes: dict[int, list[StoredBox]] = defaultdict(list)
-    table, names = told.boxes, told.tensors.name
-    widths = [dtype(name).itemsize for name in told.tensors.dtype]
-    for box, pack in enumerate(table.pack):
-        if pack in chosen:
-            tensor = table.tensor[box]
-            boxes[pack].append(
-                StoredBox(
-                    tensor=names[tensor],
-                    start=table.start[box],
-                    size=table.size[box],
-                    pack=chosen[pack].name,
-                    pack_bytes=chosen[pack].nbytes,
-                    offset=table.offset[box],
-                    nbytes=prod(table.size[box]) * widths[tensor],
-                    digests=_digests(table.digests[box]),
-                    chunk_bytes=told.chunk_bytes,
-                )
-            )
-    return [PackToCopy(row, tuple(_spans(row, boxes[index]))) for index, row in chosen.items()]
-
-
-def _digests(joined: str) -> tuple[bytes, ...]:
-    raw = bytes.fromhex(joined)
-    return tuple(raw[at : at + checksum.DIGEST_BYTES] for at in range(0, len(raw), checksum.DIGEST_BYTES))
-
-
-def _spans(row: PackRow, boxes: Sequence[StoredBox]) -> Iterator[Span]:
-    """Cut a pack at whole pages into ranges of about ``IO_BYTES``, none of which cuts a chunk but within a page."""
-    start, chunks = 0, []
-    while row.header_bytes - start >= IO_BYTES:
-        yield Span(start, start + IO_BYTES, start + IO_BYTES, ())
-        start += IO_BYTES
-    for box in sorted(boxes, key=lambda box: box.offset):
-        for number, (inner, nbytes) in enumerate(checksum.chunk_spans(box.nbytes, box.chunk_bytes)):
-            chunks.append((box, number, box.offset + inner, nbytes))
-            end = box.offset + inner + nbytes
-            stop = align_down(end)
-            if stop - start >= IO_BYTES:
-                yield Span(start, stop, end, tuple(chunks))
-                start, chunks = stop, []
-    if start < row.nbytes:
-        yield Span(start, row.nbytes, row.nbytes, tuple(chunks))
 
 
 Names = Callable[[int, int], str]

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from ckptfmt.engine import protocol, verdicts
-from ckptfmt.engine.replicate import Copying, Pace, Source, packs_to_copy
+from ckptfmt.engine.packs import packs_to_copy
+from ckptfmt.engine.replicate import Copying, Pace, Source
 from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.tiers import Tier

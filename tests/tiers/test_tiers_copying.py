@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.backends.posix import PosixBackend
+from ckptfmt.engine import packs, replicate
 from ckptfmt.engine import plan as plans
-from ckptfmt.engine import replicate
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.families import Families
-from ckptfmt.engine.replicate import Copying, Pace, PackToCopy, Source, packs_to_copy
+from ckptfmt.engine.packs import PackToCopy, packs_to_copy
+from ckptfmt.engine.replicate import Copying, Pace, Source
 from ckptfmt.engine.save.context import ALONE
 from ckptfmt.engine.save.parts import make_part
 from ckptfmt.engine.save.persist import write_packs
@@ -39,7 +40,7 @@ def _small() -> Iterator[None]:
     """What is 8 MiB elsewhere is 64 KiB."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "IO_BYTES", UNIT)
-        patch.setattr(replicate, "IO_BYTES", UNIT)
+        patch.setattr(packs, "IO_BYTES", UNIT)
         patch.setattr(checksum, "CHUNK_BYTES", UNIT)
         patch.setattr(replicate, "_PAUSE_SECONDS", 0.0)
         yield

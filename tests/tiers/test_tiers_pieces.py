@@ -14,7 +14,8 @@ import ckptfmt
 from ckptfmt.backends.posix import PosixBackend
 from ckptfmt.engine.keep.pieces import Pieces
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.replicate import Copying, Source, packs_to_copy
+from ckptfmt.engine.packs import packs_to_copy
+from ckptfmt.engine.replicate import Copying, Source
 from ckptfmt.engine.tiers import Tier, Tiers
 from ckptfmt.errors import Corrupt
 from ckptfmt.ports.backend import Backend

@@ -11,7 +11,8 @@ from ckptfmt.engine.keep.pieces import Pieces
 from ckptfmt.engine.keep.replicas import sources_for
 from ckptfmt.engine.keep.verify import Findings, Progress, inspect_tiers
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.replicate import Copying, Pace, PackToCopy, packs_to_copy
+from ckptfmt.engine.packs import PackToCopy, packs_to_copy
+from ckptfmt.engine.replicate import Copying, Pace
 from ckptfmt.engine.reports import Report
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.errors import CkptError

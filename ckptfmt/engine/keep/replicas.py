@@ -8,8 +8,9 @@ from typing import cast
 from ckptfmt.engine import protocol, spread, verdicts
 from ckptfmt.engine.keep.pieces import Pieces
 from ckptfmt.engine.opened import Opened, read_manifest
+from ckptfmt.engine.packs import PackToCopy, packs_to_copy
 from ckptfmt.engine.repairs import repairs_in
-from ckptfmt.engine.replicate import Copying, Pace, PackToCopy, Source, packs_to_copy
+from ckptfmt.engine.replicate import Copying, Pace, Source
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.errors import BackendError, Corrupt, NotFound
 from ckptfmt.ports.backend import Backend

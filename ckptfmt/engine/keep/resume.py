@@ -18,7 +18,8 @@ import msgspec
 
 from ckptfmt.engine import protocol, stage, verdicts
 from ckptfmt.engine.leases import RENEW_SECONDS
-from ckptfmt.engine.replicate import Copying, Pace, Source, packs_to_copy
+from ckptfmt.engine.packs import packs_to_copy
+from ckptfmt.engine.replicate import Copying, Pace, Source
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.engine.verdicts import read_object

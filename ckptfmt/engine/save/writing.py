@@ -10,7 +10,8 @@ from functools import partial
 
 import msgspec
 
-from ckptfmt.engine.replicate import Copying, Pace, PackToCopy, Source, packs_to_copy
+from ckptfmt.engine.packs import PackToCopy, packs_to_copy
+from ckptfmt.engine.replicate import Copying, Pace, Source
 from ckptfmt.engine.save.alone import ended
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
 from ckptfmt.engine.save.outcome import tell
