@@ -50,6 +50,10 @@ def _be_child(body: Callable[[], Any], uid: int | None, writing: int) -> NoRetur
     status = 1
     try:
         try:
+            if torch := sys.modules.get("torch"):
+                # The parent's pool of OpenMP threads did not come along, and a parallel loop would wait for it for
+                # ever; torch's DataLoader does the same in its workers.
+                torch.set_num_threads(1)
             if uid is not None:
                 os.setgroups([])
                 os.setgid(uid)
