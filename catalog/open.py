@@ -6,6 +6,7 @@ Reading imports neither alembic nor SQLAlchemy: both take longer than anything t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -52,21 +53,24 @@ def open_catalog(
             f"there is no catalog {shown}: check the URL, or create the repository by opening it for writing"
         )
     sessions = database.sessions(mode, wait_seconds=busy_seconds)
-    with translated(shown):
-        if mode == "w":
-            _prepare(database, sessions, url, create=create)
-        known = _known(sessions, repository, shown)
-        if known is None and mode == "w" and create:
-            from ckptfmt.catalog.registration import register
-
-            with sessions.write() as session:
-                register(session, repository, display_url)
+    with ExitStack() as opened:
+        opened.callback(sessions.close)
+        with translated(shown):
+            if mode == "w":
+                _prepare(database, sessions, url, create=create)
             known = _known(sessions, repository, shown)
-    if known is None:
-        raise NotFound(
-            f"the catalog {shown} does not know the repository {repository}: name the catalog that governs it "
-            "(catalog=... or CKPTFMT_CATALOG)"
-        )
+            if known is None and mode == "w" and create:
+                from ckptfmt.catalog.registration import register
+
+                with sessions.write() as session:
+                    register(session, repository, display_url)
+                known = _known(sessions, repository, shown)
+        if known is None:
+            raise NotFound(
+                f"the catalog {shown} does not know the repository {repository}: name the catalog that governs it "
+                "(catalog=... or CKPTFMT_CATALOG)"
+            )
+        opened.pop_all()
     if mode == "r":
         return ReadOnlyCatalog(sessions, url=shown, repository=repository, repository_id=known)
     from ckptfmt.catalog.sql import SqlCatalog

@@ -7,9 +7,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ckptfmt.errors import CatalogError, Conflict, InvalidInput, NotFound
 from ckptfmt.format import layout, verdict
@@ -40,10 +40,25 @@ class Connection:
     def close(self) -> None:
         """Close catalog and backend. Generations that are open already stay readable."""
         self.closed = True
-        if self.site.catalog is not None:
-            self.site.catalog.close()
-        self.site.tiers.close()
-        self.site.backend.close()
+        with ExitStack() as ends:  # each of them, also where another one fails
+            ends.callback(self.site.backend.close)
+            ends.callback(self.site.tiers.close)
+            if self.site.catalog is not None:
+                ends.callback(self.site.catalog.close)
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+@contextmanager
+def closed_on_error(opened: _Closes) -> Iterator[None]:
+    """Close ``opened`` if the block fails: nobody else will hear of it."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise
 
 
 # -- backends ---------------------------------------------------------------------------------------
@@ -77,7 +92,8 @@ def _posix(path: str, options: Mapping[str, Any] | None, create: bool) -> Backen
         raise InvalidInput("an empty path is no repository: give a folder")
     backend = PosixBackend(path, _options(PosixOptions, options, "file"))
     if create:
-        backend.create_root()
+        with closed_on_error(backend):
+            backend.create_root()
     return backend
 
 
@@ -88,7 +104,8 @@ def _objects(url: str, scheme: str, options: Mapping[str, Any] | None, create: b
         from ckptfmt.backends.obstore_store import obstore_backend as opened
     backend = opened(url, options)
     if create:
-        backend.create_root()
+        with closed_on_error(backend):
+            backend.create_root()
     return backend
 
 
@@ -108,7 +125,8 @@ def _fsspec(url: str, options: Mapping[str, Any] | None, create: bool) -> Backen
     fs, root = fsspec_opening.open_file_system(url, given)
     backend = FsspecBackend(fs, root, shown, wanted)
     if create:
-        backend.create_root()
+        with closed_on_error(backend):
+            backend.create_root()
     return backend
 
 
@@ -200,12 +218,16 @@ def open_site(
     url: str | os.PathLike[str], *, mode: Mode, catalog: str | None, storage_options: Mapping[str, Any] | None
 ) -> Connection:
     """Open a repository; ``"w"`` creates it if absent, ``"r"`` creates, migrates and recovers nothing."""
-    from ckptfmt.engine.site import Site
-
     if mode not in ("r", "w"):
         raise InvalidInput(f'mode={mode!r}: give "r" or "w"')
     backend = backend_for(url, storage_options, create=mode == "w")
+    with closed_on_error(backend):
+        return _connected(backend, mode, catalog)
+
+
+def _connected(backend: Backend, mode: Mode, catalog: str | None) -> Connection:
     from ckptfmt.engine import marker as markers
+    from ckptfmt.engine.site import Site
 
     marker = markers.read_marker(backend)
     if marker is None and mode == "r":
@@ -233,11 +255,8 @@ def open_site(
             return Connection(backend.url, Site(marker.repository, backend, None, read_only=True))
         sql = _open_catalog(chosen, marker, backend, claim, mode)
     site = Site(marker.repository, backend, sql, read_only=mode == "r")
-    try:
+    with closed_on_error(sql):
         _check_governs(site, sql, claim, writing=mode == "w")
-    except BaseException:
-        sql.close()
-        raise
     return Connection(backend.url, site)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,8 @@ from ckptfmt.policy import check_bytes_max
 if TYPE_CHECKING:
     from ckptfmt.engine.site import Site
     from ckptfmt.engine.tiers import Tier
+    from ckptfmt.format.verdict import TierMark
+    from ckptfmt.ports.backend import Backend
     from ckptfmt.ports.catalog import Catalog
 
 log = logging.getLogger("ckptfmt")
@@ -65,16 +68,21 @@ def _tiered(site: Site, order: TierOrder) -> Site:
     if not site.repository:
         raise InvalidInput(f"{site.backend.url} is a generation's folder: it has no tiers")
     limiter = None if order.bandwidth_max is None else Limiter(order.bandwidth_max)
-    stage = None if order.stage is None else _stage(site, order.stage)
-    replicas = []
-    for given in order.replicas:
-        tier = _replica(site, given, needed=order.durable_on > 1)
-        if tier is not None:
-            replicas.append(tier)
-    tiers = Tiers(stage, tuple(replicas), order.durable_on, limiter)
-    if site.catalog is not None and not site.read_only:
-        for opened in tiers.every():
-            _note(site.catalog, opened)
+    with ExitStack() as opened:  # those before one that cannot be used are closed
+        stage = None if order.stage is None else _stage(site, order.stage)
+        if stage is not None:
+            opened.callback(stage.backend.close)
+        replicas = []
+        for given in order.replicas:
+            tier = _replica(site, given, needed=order.durable_on > 1)
+            if tier is not None:
+                opened.callback(tier.backend.close)
+                replicas.append(tier)
+        tiers = Tiers(stage, tuple(replicas), order.durable_on, limiter)
+        if site.catalog is not None and not site.read_only:
+            for tier in tiers.every():
+                _note(site.catalog, tier)
+        opened.pop_all()
     return dataclasses.replace(site, tiers=tiers, bytes_max=order.bytes_max)
 
 
@@ -91,7 +99,7 @@ def _note(catalog: Catalog, tier: Tier) -> None:
 
 def _stage(site: Site, given: Place) -> Tier | None:
     """The stage of this host. Read-only, one that is not there, or not ours, is none."""
-    from ckptfmt.engine import process, tier_marks
+    from ckptfmt.engine import process
     from ckptfmt.engine.tiers import Tier
 
     options = _options("stage", given)
@@ -104,38 +112,38 @@ def _stage(site: Site, given: Place) -> Tier | None:
         place = f"{url.rstrip('/')}/{site.repository}"
     backend = connect.backend_for(place, options.get("storage_options"), create=not site.read_only)
     host = process.host_name()
-    if site.read_only:
-        try:
-            mark = tier_marks.read_mark(backend)
-            if mark is None:
-                return None
-            tier_marks.check_mark(backend, mark, role="stage", repository=site.repository, host=host)
-        except CkptError as error:
-            log.warning("nothing is read from the stage: %s", error)
-            return None
-    else:
-        mark = tier_marks.ensure_mark(backend, role="stage", repository=site.repository, host=host)
+    with connect.closed_on_error(backend):
+        mark = _stage_mark(site, backend, host)
+    if mark is None:
+        backend.close()
+        return None
     return Tier(mark.tier, "stage", backend, host, {"keep": keep, "bytes_max": bytes_max})
+
+
+def _stage_mark(site: Site, backend: Backend, host: str) -> TierMark | None:
+    from ckptfmt.engine import tier_marks
+
+    if not site.read_only:
+        return tier_marks.ensure_mark(backend, role="stage", repository=site.repository, host=host)
+    try:
+        mark = tier_marks.read_mark(backend)
+        if mark is not None:
+            tier_marks.check_mark(backend, mark, role="stage", repository=site.repository, host=host)
+    except CkptError as error:
+        log.warning("nothing is read from the stage: %s", error)
+        return None
+    return mark
 
 
 def _replica(site: Site, given: Place, *, needed: bool) -> Tier | None:
     """A replica; None for one that cannot be used and is not ``needed``: no save and no restore fails for that."""
-    from ckptfmt.engine import tier_marks
-    from ckptfmt.engine.roots import is_same_place
     from ckptfmt.engine.tiers import Tier
 
     options = _options("replica", given)
     try:
         backend = connect.backend_for(options["url"], options.get("storage_options"), create=not site.read_only)
-        if is_same_place(backend.url, site.backend.url):
-            raise InvalidInput(f"{backend.url} is the durable tier itself: give another place for a replica")
-        if site.read_only:
-            mark = tier_marks.read_mark(backend)
-            if mark is None:
-                raise Conflict(f"{backend.url} is no replica: it has no mark", kind="tier_differs")
-            tier_marks.check_mark(backend, mark, role="replica", repository=site.repository, host=None)
-        else:
-            mark = tier_marks.ensure_replica(site.backend, backend, repository=site.repository)
+        with connect.closed_on_error(backend):
+            mark = _replica_mark(site, backend)
     except InvalidInput:
         raise
     except (BackendError, CkptError) as error:
@@ -144,6 +152,21 @@ def _replica(site: Site, given: Place, *, needed: bool) -> Tier | None:
         log.error("the replica %s is left out: %s", options["url"], error)
         return None
     return Tier(mark.tier, "replica", backend)
+
+
+def _replica_mark(site: Site, backend: Backend) -> TierMark:
+    from ckptfmt.engine import tier_marks
+    from ckptfmt.engine.roots import is_same_place
+
+    if is_same_place(backend.url, site.backend.url):
+        raise InvalidInput(f"{backend.url} is the durable tier itself: give another place for a replica")
+    if not site.read_only:
+        return tier_marks.ensure_replica(site.backend, backend, repository=site.repository)
+    mark = tier_marks.read_mark(backend)
+    if mark is None:
+        raise Conflict(f"{backend.url} is no replica: it has no mark", kind="tier_differs")
+    tier_marks.check_mark(backend, mark, role="replica", repository=site.repository, host=None)
+    return mark
 
 
 _KNOWN = {"stage": ("url", "bytes_max", "keep", "storage_options"), "replica": ("url", "storage_options")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,13 +30,10 @@ def with_known_tiers(
 ) -> tuple[connect.Connection, tuple[Unreachable, ...]]:
     """``connection`` with the tiers that were named, which must be usable, and those that the catalog knows, of which
     the others are told."""
-    try:
-        opened = with_tiers(connection, TierOrder(stage, tuple(replicas)))
+    opened = with_tiers(connection, TierOrder(stage, tuple(replicas)))
+    with connect.closed_on_error(opened):
         _require_named(opened.site, stage, replicas)
         site, unreachable = _with_others(opened.site)
-    except BaseException:
-        connection.close()
-        raise
     return replace(opened, site=site), unreachable
 
 
@@ -55,18 +53,21 @@ def _with_others(site: Site) -> tuple[Site, tuple[Unreachable, ...]]:
         return site, ()
     named = {tier.uuid for tier in site.tiers.every()}
     stage, replicas, lost = site.tiers.stage, list(site.tiers.replicas), []
-    for record in site.catalog.tiers():
-        if record.uuid in named or not _is_near(record) or (record.role == "stage" and stage is not None):
-            continue
-        try:
-            tier = _opened(site, record)
-        except CkptError as error:
-            lost.append(Unreachable(record, str(error)))
-            continue
-        if tier.role == "stage":
-            stage = tier
-        else:
-            replicas.append(tier)
+    with ExitStack() as others:
+        for record in site.catalog.tiers():
+            if record.uuid in named or not _is_near(record) or (record.role == "stage" and stage is not None):
+                continue
+            try:
+                tier = _opened(record)
+            except CkptError as error:
+                lost.append(Unreachable(record, str(error)))
+                continue
+            others.callback(tier.backend.close)
+            if tier.role == "stage":
+                stage = tier
+            else:
+                replicas.append(tier)
+        others.pop_all()
     return replace(site, tiers=replace(site.tiers, stage=stage, replicas=tuple(replicas))), tuple(lost)
 
 
@@ -76,13 +77,16 @@ def _is_near(record: TierRecord) -> bool:
     return record.role == "replica" or (record.role == "stage" and record.host == process.host_name())
 
 
-def _opened(site: Site, record: TierRecord) -> Tier:
+def _opened(record: TierRecord) -> Tier:
     """The tier where it was last seen, if it is still there."""
     from ckptfmt.engine import tier_marks
     from ckptfmt.engine.tiers import Tier
 
     backend = connect.backend_for(record.url)
-    mark = tier_marks.read_mark(backend)
-    if mark is None or mark.tier != record.uuid:
-        raise InvalidInput(f"{record.url} is not the tier {record.uuid}: its mark, tier.json, is gone or another one's")
+    with connect.closed_on_error(backend):
+        mark = tier_marks.read_mark(backend)
+        if mark is None or mark.tier != record.uuid:
+            raise InvalidInput(
+                f"{record.url} is not the tier {record.uuid}: its mark, tier.json, is gone or another one's"
+            )
     return Tier(record.uuid, mark.role, backend, record.host)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -58,9 +59,8 @@ def require_not_copied(
 def _governs_elsewhere(site: Site, sql: Catalog, url: str, open_place: Callable[[str], Backend]) -> bool:
     """Whether this catalog governs another root at ``url``, too. One that cannot be seen was moved, not copied."""
     try:
-        other = open_place(url)
-        marker = read_marker(other)
-        claim = governing_claim(other)
+        with closing(open_place(url)) as other:
+            marker, claim = read_marker(other), governing_claim(other)
     except CkptError:
         return False
     if marker is None or marker.repository != site.repository or claim is None:

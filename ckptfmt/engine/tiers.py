@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -44,8 +45,9 @@ class Tiers:
         return self.stage is not None or bool(self.replicas)
 
     def close(self) -> None:
-        for tier in self.every():
-            tier.backend.close()
+        with ExitStack() as ends:  # each of them, also where another one fails
+            for tier in self.every():
+                ends.callback(tier.backend.close)
 
     def every(self) -> tuple[Tier, ...]:
         return self.replicas if self.stage is None else (self.stage, *self.replicas)
