@@ -1,7 +1,8 @@
 """Bring a checkpoint of another tool into a repository, as a committed and verified generation.
 
 SOURCE: a .safetensors file, a folder of them (with its index, if it has one), a file of torch.save (as weights_only
-reads it), a torch.distributed.checkpoint directory, or a Zarr v3 group. It is only read.
+reads it), a folder with pytorch_model.bin or its numbered files and their index, a torch.distributed.checkpoint
+directory, or a Zarr v3 group. It is only read.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A repository and a run answer which generation a resume would take, why, and what is in it. A generation's folder can
 be given by itself, wherever it was copied to; and so can checkpoints of other tools: a .safetensors file, a folder of
-them, a file of torch.save, a torch.distributed.checkpoint directory, a Zarr v3 group.
+them, a file of torch.save, a folder with pytorch_model.bin or its numbered files, a torch.distributed.checkpoint
+directory, a Zarr v3 group.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +17,13 @@ from ckptfmt.exchange.local_file import LocalFile, require_regular
 from ckptfmt.exchange.pieces import SourceTensor
 from ckptfmt.format import layout
 
-Kind = Literal["safetensors", "safetensors_folder", "torch", "dcp", "zarr"]
+Kind = Literal["safetensors", "safetensors_folder", "torch", "torch_folder", "dcp", "zarr"]
 
 KINDS: Final[Mapping[Kind, str]] = {
     "safetensors": "a safetensors file",
     "safetensors_folder": "a folder of safetensors files",
     "torch": "a file of torch.save",
+    "torch_folder": "a folder of pytorch_model files",
     "dcp": "a torch.distributed.checkpoint directory",
     "zarr": "a Zarr v3 group",
 }
@@ -34,7 +36,7 @@ class Foreign:
     kind: Kind
     path: Path
     tensors: Mapping[str, SourceTensor]
-    """By name; what names one tensor twice (ties) gives the same bytes twice."""
+    """By name. Where two names are of one tensor (ties), either has it, with the same ``boxes``, if the file tells."""
     files: Sequence[LocalFile]
     """What the bytes come from."""
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +54,8 @@ class Foreign:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        """Of the tensors; of tied ones once."""
+        return sum({id(tensor.boxes): tensor.nbytes for tensor in self.tensors.values()}.values())
 
     def digests(self) -> Iterator[tuple[str, int, str]]:
         """Name, bytes and xxh3-128 of each file: reads them whole."""
@@ -109,6 +112,10 @@ def open_foreign(path: Path) -> Foreign:
         from ckptfmt.exchange.foreign_torch import open_torch_file
 
         return open_torch_file(path)
+    if kind == "torch_folder":
+        from ckptfmt.exchange.foreign_torch_folder import open_torch_folder
+
+        return open_torch_folder(path)
     if kind == "dcp":
         from ckptfmt.exchange.foreign_dcp import open_dcp
 
@@ -121,6 +128,10 @@ def open_foreign(path: Path) -> Foreign:
 _ZIP: Final = b"PK\x03\x04"
 _LEGACY_TORCH: Final = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 """The magic number of torch.save before version 1.6, as pickle writes it."""
+_TORCH_INDEX: Final = re.compile(r".+\.bin\.index(\.[\w-]+)?\.json")
+"""Words between dots are variants: ``pytorch_model.fp16.bin``."""
+_TORCH_WEIGHTS: Final = re.compile(r"((diffusion_)?pytorch_model|adapter_model)(\.[\w-]+)?\.bin")
+_TORCH_NUMBERED: Final = re.compile(r"(diffusion_)?pytorch_model(\.[\w-]+)?-\d{5}-of-\d{5}(\.[\w-]+)?\.bin")
 _TORCH_SUFFIXES: Final = frozenset({".pt", ".pth", ".bin", ".ckpt", ".tar"})
 
 
@@ -147,7 +158,20 @@ def _kind_of_folder(path: Path) -> Kind | None:
         return "zarr"
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return "safetensors_folder"
+    if any(is_torch_index(name) or is_torch_weights(name) or _TORCH_NUMBERED.fullmatch(name) for name in names):
+        return "torch_folder"
     return None
+
+
+def is_torch_index(name: str) -> bool:
+    """Whether a file in a folder of torch files is called as an index of numbered ones is."""
+    return _TORCH_INDEX.fullmatch(name) is not None
+
+
+def is_torch_weights(name: str) -> bool:
+    """Whether a file of torch.save is called as one that has all weights is. A folder has other ``.bin`` files, too:
+    arguments of a training, states of optimizers."""
+    return _TORCH_WEIGHTS.fullmatch(name) is not None
 
 
 def _hint(path: Path) -> str:

@@ -10,7 +10,7 @@ from ckptfmt.engine.numpy_family import Done
 from ckptfmt.errors import InvalidInput
 from ckptfmt.exchange.pieces import SourceArray, SourceBox, SourceTensor
 from ckptfmt.format.boxes import volume
-from ckptfmt.ports.arrays import ArrayFamily, Capture, Expansion, LeafSpec
+from ckptfmt.ports.arrays import ArrayFamily, Capture, Expansion, LeafKind, LeafSpec
 
 
 class _Piece:
@@ -44,14 +44,10 @@ class SourceFamily:
         raise AssertionError(f"{path}: a tensor of a file has boxes")
 
     def boxes(self, value: Any, path: str) -> Sequence[tuple[Any, LeafSpec]] | None:
-        kind = "sharded" if len(value.boxes) > 1 else "replicated"
-        return [
-            (
-                box,
-                LeafSpec(value.dtype, value.shape, box.start, box.size, volume(box.size) * value.itemsize, kind),  # type: ignore[arg-type]
-            )
-            for box in value.boxes
-        ]
+        if len(value.boxes) == 1:  # of tied tensors it is the same one
+            (box,) = value.boxes
+            return [(box, _spec(value, box, "replicated", id(box)))]
+        return [(box, _spec(value, box, "sharded", None)) for box in value.boxes]
 
     def coordinates(self, value: Any) -> Mapping[str, int]:
         return {}
@@ -93,6 +89,10 @@ class SourceFamily:
 
     def pin(self, memory: memoryview) -> Callable[[], None]:
         return lambda: None
+
+
+def _spec(value: SourceTensor, box: SourceBox, kind: LeafKind, alias: int | None) -> LeafSpec:
+    return LeafSpec(value.dtype, value.shape, box.start, box.size, volume(box.size) * value.itemsize, kind, alias)
 
 
 def _refuse() -> NoReturn:

@@ -6,21 +6,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from ckptfmt.errors import FormatError, InvalidInput
+from ckptfmt.errors import FormatError
 from ckptfmt.exchange.foreign import Foreign
-from ckptfmt.exchange.local_file import FileRange, LocalFile, plain_name
+from ckptfmt.exchange.local_file import FileRange, LocalFile
 from ckptfmt.exchange.pieces import SourceArray, SourceBox, SourceTensor
+from ckptfmt.exchange.weight_map import read_weight_map
 from ckptfmt.format import strict_json
 from ckptfmt.format.boxes import Extent, check_tiling
 from ckptfmt.format.dtypes import DTYPES, dtype
 from ckptfmt.format.pack import ParsedPack, header_length, parse_header
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
-_INDEX_BYTES_MAX: Final = 256 << 20
 _SHARDING: Final = "DCP_SHARDING_INFO"
 
 
@@ -29,11 +29,6 @@ _FOREIGN: Final = {"F8_E8M0": "float8_e8m0fnu"}
 NAMES: Final[Mapping[str, str]] = {DTYPES[name].stored: name for name in reversed(list(DTYPES))} | _FOREIGN
 """Element type by the dtype word of a header: of several that are stored as one word, the one that it means."""
 _ITEMSIZE: Final = {word: dtype(name).itemsize for word, name in NAMES.items()}
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
-    metadata: Any = None
 
 
 @dataclass(frozen=True)
@@ -71,60 +66,25 @@ def open_folder(path: Path) -> Foreign:
     ``FormatError`` names the file whose index or header is wrong, the name that stands in two files, and the tensor
     that is not whole.
     """
-    index_file, listed = _read_index(path)
-    names = sorted(set(listed.values())) if index_file else sorted(found.name for found in path.glob("*.safetensors"))
-    files: list[LocalFile] = [] if index_file is None else [index_file]
+    indices = sorted(path.glob(f"*{INDEX_SUFFIX}"))
+    index = read_weight_map(indices) if indices else None
+    names = index.names if index else sorted(found.name for found in path.glob("*.safetensors"))
+    files: list[LocalFile] = [index.file] if index else []
     entries: dict[str, list[_Entry]] = {}
     metadata: dict[str, str] = {}
     try:
         for name in names:
-            files.append(LocalFile(path / name))
+            files.append(index.open(name) if index else LocalFile(path / name))
             parsed = _parsed(files[-1])
             metadata.update(parsed.metadata)
             for tensor, entry in _entries(files[-1], parsed).items():
                 entries.setdefault(tensor, []).append(entry)
-        _check_listed(path, listed, entries)
+        _check_listed(path, index.listed if index else {}, entries)
         return Foreign("safetensors_folder", path, _tensors(path, entries, metadata), files, metadata)
     except BaseException:
         for file in files:
             file.close()
         raise
-
-
-def _read_index(path: Path) -> tuple[LocalFile | None, dict[str, str]]:
-    """The index, and tensor name -> file name."""
-    found = sorted(path.glob(f"*{INDEX_SUFFIX}"))
-    if not found:
-        return None, {}
-    if len(found) > 1:
-        raise InvalidInput(
-            f"{path} has {len(found)} indices ({', '.join(one.name for one in found)}): put the files of one into a "
-            "folder of their own"
-        )
-    file = LocalFile(found[0])
-    try:
-        return file, parse_index(file.read(0, _limited(file)), str(found[0]))
-    except BaseException:
-        file.close()
-        raise
-
-
-def _limited(file: LocalFile) -> int:
-    if file.nbytes > _INDEX_BYTES_MAX:
-        raise FormatError(f"{file.path} has {file.nbytes} bytes, more than any index of safetensors files")
-    return file.nbytes
-
-
-def parse_index(text: bytes, what: str) -> dict[str, str]:
-    """Tensor name -> plain file name. ``FormatError`` naming ``what`` for anything else, also for names that lead out
-    of the folder."""
-    index = strict_json.convert(strict_json.parse(text, what), _Index, what)
-    for tensor, name in index.weight_map.items():
-        try:
-            plain_name(name)
-        except FormatError as error:
-            raise FormatError(f"{what}: tensor {tensor[:120]!r} does not lie in a file beside it: {error}") from None
-    return index.weight_map
 
 
 def _check_listed(path: Path, listed: Mapping[str, str], entries: Mapping[str, list[_Entry]]) -> None:

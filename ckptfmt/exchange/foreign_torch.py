@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from ckptfmt import connect
 from ckptfmt.engine.load import names
 from ckptfmt.engine.save.freeze import FrozenLeaf, FrozenTree, freeze_tree
 from ckptfmt.errors import InvalidInput, UnsupportedValue
-from ckptfmt.exchange.foreign import Foreign
+from ckptfmt.exchange.foreign import Foreign, Kind
 from ckptfmt.exchange.local_file import LocalFile
 from ckptfmt.exchange.pieces import SourceBox, SourceTensor
 from ckptfmt.format import tree
@@ -38,7 +39,7 @@ class _LeafBytes:
 class TorchFile(Foreign):
     """Its state, whose tensors are mapped from the file."""
 
-    def __init__(self, path: Path, file: LocalFile, saved: Any) -> None:
+    def __init__(self, path: Path, file: LocalFile, saved: Any, folder: Path | None) -> None:
         self._saved = saved
         try:
             self._frozen: FrozenTree = freeze_tree(saved, connect.live_families())
@@ -46,8 +47,9 @@ class TorchFile(Foreign):
             raise UnsupportedValue(f"{path}: {error}") from error
         tensors = {leaf.name: _tensor(leaf, file) for leaf in self._frozen.leaves}
         for alias, stored in self._frozen.aliases.items():
-            tensors[alias] = tensors[stored]
-        super().__init__("torch", path, tensors, [file], values=tuple(self._nodes))
+            tensors[alias] = replace(tensors[stored], name=alias)
+        kind: Kind = "torch" if folder is None else "torch_folder"
+        super().__init__(kind, folder or path, tensors, [file], values=tuple(self._nodes))
 
     @cached_property
     def _nodes(self) -> dict[str, tree.Node]:
@@ -64,25 +66,23 @@ class TorchFile(Foreign):
     def value_texts(self) -> dict[str, str]:
         return {path: tree_text(node) for path, node in self._nodes.items()}
 
-    @property
-    def nbytes(self) -> int:
-        return sum(leaf.spec.nbytes for leaf in self._frozen.leaves)
-
 
 def tree_text(node: tree.Node) -> str:
     """A node without tensors as Python writes its value."""
     return repr(tree.decode(node, lambda tag, payload: tree.Foreign(tag, payload), lenient=True))
 
 
-def open_torch_file(path: Path) -> Foreign:
-    """``InvalidInput`` without torch and for what weights_only refuses, ``UnsupportedValue`` naming the path of what
+def open_torch_file(path: Path, folder: Path | None = None) -> Foreign:
+    """Open a file: by itself, or as all that there is in ``folder``.
+
+    ``InvalidInput`` without torch and for what weights_only refuses, ``UnsupportedValue`` naming the path of what
     the format has no place for."""
     require_torch(f"{path}, a file of torch.save,")
     from ckptfmt.torch.weights_only import load_file
 
     file = LocalFile(path)
     try:
-        return TorchFile(path, file, load_file(path))
+        return TorchFile(path, file, load_file(path), folder)
     except BaseException:
         file.close()
         raise

@@ -73,6 +73,15 @@ def test_every_kind_is_inspected(place: Path, source: str) -> None:
     assert "has no tensor 'c'" in missing.err
 
 
+def test_tied_tensors_are_listed_by_their_own_names(tmp_path: Path) -> None:
+    torch.save({"embed": TENSORS["a.w"], "head": TENSORS["a.w"]}, tmp_path / "tied.pt")
+    document = ok_json("inspect", tmp_path / "tied.pt", "--tensors")
+    assert [line["name"] for line in document["lines"]] == ["embed", "head"]
+    assert (document["tensors"], document["nbytes"]) == (2, 48)
+    (line,) = ok_json("inspect", tmp_path / "tied.pt", "--tensor", "head")["lines"]
+    assert line["name"] == "head"
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_verify_never_passes_what_has_no_checksums(place: Path, source: str) -> None:
     result = run("verify", place / source)

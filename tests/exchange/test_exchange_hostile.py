@@ -25,7 +25,7 @@ from ckptfmt.exchange import dcp_metadata
 from ckptfmt.exchange.dcp_metadata import parse_metadata
 from ckptfmt.exchange.foreign import open_foreign
 from ckptfmt.exchange.foreign_dcp import nested
-from ckptfmt.exchange.foreign_safetensors import parse_index
+from ckptfmt.exchange.weight_map import parse_index
 
 
 # -- the pickle of DCP --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import zstandard
 
 from ckptfmt.errors import FormatError, InvalidInput, Mismatch, NotFound, UnsupportedValue
 from ckptfmt.exchange.dcp_metadata import parse_metadata
-from ckptfmt.exchange.foreign_safetensors import parse_index
+from ckptfmt.exchange.weight_map import parse_index
 from ckptfmt.format import checksum, layout, manifest, pack, part, strict_json, tree, tree_walk, verdict
 from ckptfmt.format.boxes import volume
 from ckptfmt.format.index import Index
