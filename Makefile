@@ -50,7 +50,7 @@ demo-s3: $(VENV)/.installed-demo ## The main job on an S3 server through a stage
 	$(VENV)/bin/ckptfmt demo --s3 $(DEMO)-s3
 
 test: $(VENV)/.installed-dev ## Run the tests
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 4 --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.installed-dev ## Run the tests that need much time or memory
 	$(PY) -m pytest -m slow $(ARGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,7 +17,26 @@ _TOLD = pytest.StashKey[dict[str, list[str]]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_TOLD] = {}
+    told = config.stash[_TOLD] = {}
+    if config.pluginmanager.hasplugin("xdist"):
+        config.pluginmanager.register(_FromWorkers(told))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist tells the process that has the terminal
+        session.config.workeroutput["told"] = session.config.stash[_TOLD]
+
+
+class _FromWorkers:
+    """Brings together what the workers of pytest-xdist told."""
+
+    def __init__(self, told: dict[str, list[str]]) -> None:
+        self._told = told
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        for title, lines in getattr(node, "workeroutput", {}).get("told", {}).items():
+            self._told.setdefault(title, []).extend(lines)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
