@@ -30,6 +30,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     from ckptfmt.cli.output import emit
+    from ckptfmt.cli.progress import progress_bars
     from ckptfmt.errors import InvalidInput, NotFound
     from ckptfmt.exchange.foreign import local_path
     from ckptfmt.exchange.importing import import_checkpoint
@@ -49,6 +50,7 @@ def run(arguments: Namespace) -> int:
         tags=arguments.tag,
         catalog=arguments.catalog,
         storage_options=options.storage_options(arguments.storage_option),
+        phases=progress_bars(arguments),
     )
     emit(report, lambda page: show(page, report), as_json=arguments.as_json)
     return 0

@@ -6,8 +6,9 @@ import shutil
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from ckptfmt.cli import quantities as q
 from ckptfmt.cli.output import is_terminal
@@ -27,6 +28,11 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
         yield bar.update
     finally:
         bar.erase()
+
+
+def progress_bars(arguments: Namespace) -> Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]:
+    """A bar for each phase of a command, by its label; none with ``--json``, which programs read."""
+    return (lambda label: nullcontext()) if arguments.as_json else progress_bar
 
 
 class _Bar:

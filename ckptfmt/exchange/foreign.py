@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -57,10 +57,15 @@ class Foreign:
         """Of the tensors; of tied ones once."""
         return sum({id(tensor.boxes): tensor.nbytes for tensor in self.tensors.values()}.values())
 
-    def digests(self) -> Iterator[tuple[str, int, str]]:
-        """Name, bytes and xxh3-128 of each file: reads them whole."""
+    @property
+    def files_nbytes(self) -> int:
+        """Of the files, with all that they hold beside tensors."""
+        return sum(file.nbytes for file in self.files)
+
+    def digests(self, read: Callable[[int], None] | None = None) -> Iterator[tuple[str, int, str]]:
+        """Name, bytes and xxh3-128 of each file: reads them whole, telling ``read`` of each piece, in bytes."""
         for file in self.files:
-            yield file.name, file.nbytes, file.digest()
+            yield file.name, file.nbytes, file.digest(read)
 
     def changed(self) -> str | None:
         """The name of a file that is no longer what it was when it was opened, or None."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,11 +89,15 @@ class ZarrGroup(Foreign):
                 found[os.path.relpath(os.path.join(folder, name), self.path)] = facts.st_size, facts.st_mtime_ns
         return found
 
-    def digests(self) -> Iterator[tuple[str, int, str]]:
+    @property
+    def files_nbytes(self) -> int:
+        return sum(nbytes for nbytes, _ in self._facts.values())
+
+    def digests(self, read: Callable[[int], None] | None = None) -> Iterator[tuple[str, int, str]]:
         for name in sorted(self._facts):
             file = LocalFile(self.path / name, name)
             try:
-                yield name, file.nbytes, file.digest()
+                yield name, file.nbytes, file.digest(read)
             finally:
                 file.close()
 

@@ -6,17 +6,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ckptfmt import connect
 from ckptfmt.engine.families import Families
-from ckptfmt.engine.reports import Report
+from ckptfmt.engine.reports import Report, VerifyReport
 from ckptfmt.errors import Conflict, Corrupt
+from ckptfmt.exchange.counting import Count, CountedFamily, Phases, nobody_looks
 from ckptfmt.exchange.foreign import Foreign, open_foreign
 from ckptfmt.exchange.foreign_family import source_families
 from ckptfmt.generation import Generation
 from ckptfmt.launching import LaunchOrder, begin_launch, ranks_of
 from ckptfmt.policy import Modes, SavePolicy
+from ckptfmt.ports.arrays import ArrayFamily
 
 HOST_BYTES: Final = 256 << 20
 """Host memory for what is on its way from the source to the packs."""
@@ -56,23 +58,30 @@ def import_checkpoint(
     catalog: str | None = None,
     storage_options: dict[str, Any] | None = None,
     host_bytes_max: int = HOST_BYTES,
+    phases: Phases = nobody_looks,
 ) -> ImportReport:
     """Save what lies at ``source`` as a new generation of ``run``, verified and committed; the repository is made if it
     is not there.
 
     The generation's metadata tells under ``imported_from`` the kind, name, and each file's name, bytes and xxh3-128.
     At most ``host_bytes_max`` of host memory is used (with DCP also twice the largest box that a rank saved).
+    ``phases`` is asked for one of the source's digests, of the save and of the verification after it.
     ``InvalidInput``, ``NotFound``, ``FormatError`` and ``Corrupt`` for the source, before anything is written where
     that can be told; ``Conflict`` if a file of it changed meanwhile: the generation is then quarantined.
     """
     began = time.perf_counter()
     with open_foreign(source) as foreign:
         state = foreign.state()
-        provenance = _provenance(foreign)
+        provenance = _provenance(foreign, phases)
         connection = connect.open_site(url, mode="w", catalog=catalog, storage_options=storage_options)
         try:
-            generation = _save(connection, foreign, state, provenance, run, step, tags, host_bytes_max)
-            _check_written(connection, foreign, generation)
+            save = _Save(run, step, tags, host_bytes_max, metadata={"imported_from": provenance})
+            with phases(f"saving {foreign.path.name}") as progress:
+                families = _families(None if progress is None else Count(progress, foreign.nbytes))
+                generation = save.of(state, connection, families)
+            with phases(f"verifying #{generation.id}") as progress:
+                report = generation.verify(progress)
+            _check_written(connection, foreign, generation, report)
             return ImportReport(
                 report="import",
                 url=connection.url,
@@ -93,9 +102,11 @@ def import_checkpoint(
             connection.close()
 
 
-def _provenance(foreign: Foreign) -> dict[str, Any]:
+def _provenance(foreign: Foreign, phases: Phases) -> dict[str, Any]:
     """Where it came from, without the folders of this machine."""
-    files = [{"name": name, "nbytes": nbytes, "xxh3_128": digest} for name, nbytes, digest in foreign.digests()]
+    with phases(f"reading {foreign.path.name}") as progress:
+        read = None if progress is None else Count(progress, foreign.files_nbytes).add
+        files = [{"name": name, "nbytes": nbytes, "xxh3_128": digest} for name, nbytes, digest in foreign.digests(read)]
     found: dict[str, Any] = {
         "kind": foreign.kind,
         "name": foreign.path.name,
@@ -108,41 +119,49 @@ def _provenance(foreign: Foreign) -> dict[str, Any]:
     return found
 
 
-def _save(
-    connection: connect.Connection,
-    foreign: Foreign,
-    state: Any,
-    provenance: dict[str, Any],
-    run: str,
-    step: int,
-    tags: Sequence[str],
-    host_bytes_max: int,
-) -> Generation:
-    order = LaunchOrder(
-        policy=SavePolicy(every_steps=None, every_seconds=None, on_busy="wait"),
-        modes=Modes(1, host_bytes_max, "now"),
-        signals=(),
-        commit_timeout=_COMMIT_TIMEOUT,
-        token=None,
-        takeover=False,
-        ranks=ranks_of(0, 1, None, "full"),
-        place="auto",
-    )
-    families = _families()
-    with begin_launch(connection, run, order, families=lambda: families) as checkpointer:
-        pending = checkpointer.save(state, step=step, metadata={"imported_from": provenance}, tags=tags)
-        assert pending is not None
-        return pending.result()
+@dataclass(frozen=True)
+class _Save:
+    """The one save of a launch of its own."""
+
+    run: str
+    step: int
+    tags: Sequence[str]
+    host_bytes_max: int
+    metadata: Any
+
+    def of(self, state: Any, connection: connect.Connection, families: Families) -> Generation:
+        order = LaunchOrder(
+            policy=SavePolicy(every_steps=None, every_seconds=None, on_busy="wait"),
+            modes=Modes(1, self.host_bytes_max, "now"),
+            signals=(),
+            commit_timeout=_COMMIT_TIMEOUT,
+            token=None,
+            takeover=False,
+            ranks=ranks_of(0, 1, None, "full"),
+            place="auto",
+        )
+        with begin_launch(connection, self.run, order, families=lambda: families) as checkpointer:
+            pending = checkpointer.save(state, step=self.step, metadata=self.metadata, tags=self.tags)
+            assert pending is not None
+            return pending.result()
 
 
-def _families() -> Families:
-    return connect.live_families().beside(source_families())
+def _families(count: Count | None) -> Families:
+    live = connect.live_families()
+    ours: list[ArrayFamily] = source_families()
+    if count is None:
+        return live.beside(ours)
+    torch = live.named("tensor")  # of files that torch maps, its own tensors are saved
+    if torch is not None:
+        ours.append(torch)
+    return live.beside([cast(ArrayFamily, CountedFamily(family, count)) for family in ours])
 
 
-def _check_written(connection: connect.Connection, foreign: Foreign, generation: Generation) -> None:
-    """Read it back; and the source must be what its digests tell of."""
+def _check_written(
+    connection: connect.Connection, foreign: Foreign, generation: Generation, report: VerifyReport
+) -> None:
+    """What was read back must be what was written; and the source what its digests tell of."""
     name = foreign.changed()
-    report = generation.verify()
     if name is None and report.ok:
         return
     if name is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -78,14 +79,16 @@ class LocalFile:
                 )
             done += count
 
-    def digest(self) -> str:
-        """xxh3-128 of all of it, as 32 hex digits."""
+    def digest(self, read: Callable[[int], None] | None = None) -> str:
+        """xxh3-128 of all of it, as 32 hex digits. ``read`` is told of each piece, in bytes."""
         state = xxhash.xxh3_128()
         memory = memoryview(bytearray(PIECE_BYTES))
         for offset in range(0, self.nbytes, PIECE_BYTES):
             piece = memory[: min(PIECE_BYTES, self.nbytes - offset)]
             self.read_into(offset, piece)
             state.update(piece)
+            if read is not None:
+                read(piece.nbytes)
         return state.hexdigest()
 
     def changed(self) -> bool:

@@ -215,8 +215,8 @@ def test_a_source_that_changes_meanwhile_is_quarantined(tmp_path: Path, monkeypa
     save_file({"w": torch.arange(6)}, source)
     digests = Foreign.digests
 
-    def then_somebody_writes(self: Foreign) -> Any:
-        yield from digests(self)
+    def then_somebody_writes(self: Foreign, read: Any = None) -> Any:
+        yield from digests(self, read)
         source.write_bytes(source.read_bytes())
 
     monkeypatch.setattr(Foreign, "digests", then_somebody_writes)

@@ -1,0 +1,86 @@
+"""Imports and exports tell a person at a terminal how far they are, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckptfmt
+
+BAR = re.compile(r"\r\x1b\[2K([^\r\x1b]+?) \[([#.]{24})\] +(\d+)%  ([^\r\x1b]*)")
+
+
+def with_stderr_in_terminal(*arguments: object) -> tuple[str, str]:
+    """What the command prints into a pipe, and to its standard error, a pseudo terminal."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "ckptfmt.cli.main", *map(str, arguments)]
+    environment = {**os.environ, "COLUMNS": "200"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=environment, text=True) as process:
+        os.close(follower)
+        seen = b""
+        while True:
+            try:
+                block = os.read(leader, 65536)
+            except OSError:  # the last writer has closed it
+                break
+            if not block:
+                break
+            seen += block
+        os.close(leader)
+        assert process.stdout is not None
+        printed = process.stdout.read()
+        assert process.wait(timeout=60) == 0, seen
+    return printed, seen.decode()
+
+
+def phases(seen: str) -> list[tuple[str, int, str]]:
+    """The last that was drawn of each phase: label, percent, and the bytes."""
+    last: dict[str, tuple[int, str]] = {}
+    for label, _, percent, rest in BAR.findall(seen):
+        last[label] = int(percent), rest.split("  ")[0]
+    return [(label, *told) for label, told in last.items()]
+
+
+@pytest.fixture
+def state() -> dict[str, torch.Tensor]:
+    return {"w": torch.arange(3 << 20, dtype=torch.float32), "b": torch.arange(7)}
+
+
+@pytest.mark.parametrize("kind", ["w.safetensors", "w.pt"])
+def test_an_import_tells_of_its_phases(kind: str, state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    source = tmp_path / kind
+    if source.suffix == ".pt":
+        torch.save(state, source)
+    else:
+        save_file(state, source)
+    printed, seen = with_stderr_in_terminal("import", source, f"{tmp_path / 'r'}#base")
+    assert "committed and verified" in printed
+    assert "\x1b" not in printed
+    whole = "12.6 MB of 12.6 MB"
+    assert phases(seen) == [
+        (f"reading {kind}", 100, whole),
+        (f"saving {kind}", 100, whole),
+        ("verifying #1", 100, whole),
+    ]
+    assert seen.endswith("\r\x1b[2K")
+
+
+def test_nobody_else_sees_it(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    save_file(state, tmp_path / "w.safetensors")
+    printed, seen = with_stderr_in_terminal("import", tmp_path / "w.safetensors", tmp_path / "r", "--json")
+    assert json.loads(printed)["report"] == "import"
+    assert seen == ""
+    command = [sys.executable, "-m", "ckptfmt.cli.main", "import", tmp_path / "w.safetensors", tmp_path / "r"]
+    done = subprocess.run([*command, "--step", "1"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
