@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from ckptfmt import exits
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.families import Families
+from ckptfmt.engine.leases import Lease
 from ckptfmt.engine.load.names import Rename
 from ckptfmt.engine.load.ranks import RankMap
 from ckptfmt.engine.load.restore import RestoreOptions
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import GenerationInfo, RestoreReport
 from ckptfmt.engine.save.context import LaunchContext
-from ckptfmt.engine.save.launch import Lease
 from ckptfmt.engine.save.outcome import find_fenced
 from ckptfmt.errors import CkptError, Fenced, InvalidInput
 from ckptfmt.flights import Flights
@@ -42,6 +42,7 @@ class Checkpointer:
         self,
         context: LaunchContext,
         *,
+        lease: Lease,
         on_busy: BusyRule,
         modes: Modes,
         decisions: Decisions,
@@ -61,14 +62,8 @@ class Checkpointer:
         self._last: GenerationRecord | None = None
         self._closed = False
         self._pid = os.getpid()
-        beat = min(5.0, max(0.05, context.commit_timeout / 4))
-        self._lease = Lease(
-            context.site.sql(),
-            context.launch,
-            on_beat=self._flights.expire_overdue,
-            beat_seconds=beat,
-            holds=context.ranks.is_coordinator,
-        )
+        self._lease = lease
+        lease.on_beat = self._flights.expire_overdue
         self._saving = Saving(
             context,
             self._flights,

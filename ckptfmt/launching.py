@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +11,7 @@ from ckptfmt import connect, reading
 from ckptfmt.checkpointer import Checkpointer
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.keep.recover import prove_committed, settle_older
+from ckptfmt.engine.leases import Lease
 from ckptfmt.engine.save.context import LaunchContext, Ranks, ReplicaCheck
 from ckptfmt.engine.save.meeting import Invitation, Meeting, Place, convene, leave
 from ckptfmt.engine.save.spreader import Spreader
@@ -21,7 +23,7 @@ from ckptfmt.format import layout
 from ckptfmt.joint_restore import JointRestoring
 from ckptfmt.policy import Decisions, JointDecisions, Modes, OwnDecisions, PreemptionFlag, SavePolicy
 from ckptfmt.ports.catalog import UNWRITABLE
-from ckptfmt.ports.records import LaunchRecord, RunRecord
+from ckptfmt.ports.records import RunRecord
 from ckptfmt.rank_here import rank_here
 from ckptfmt.restoring import Restoring
 
@@ -38,6 +40,11 @@ class LaunchOrder:
     takeover: bool
     ranks: Ranks
     place: Place
+
+    @property
+    def beat_seconds(self) -> float:
+        """How often the launch's heartbeat looks whether the lease is to be renewed, and a save is overdue."""
+        return min(5.0, max(0.05, self.commit_timeout / 4))
 
 
 def ranks_of(
@@ -79,23 +86,24 @@ def _begin(
     catalog = site.sql()
     record = catalog.ensure_run(run, layout.run_key(run))
 
-    def settle(held: LaunchRecord) -> None:
-        settle_older(site, run, held)
+    def settle(lease: Lease) -> None:
+        settle_older(site, run, lease)
         prove_committed(site, run, dry_run=False)
 
     meeting = convene(
         catalog,
-        Invitation(record, site.repository, ranks, order.token, order.takeover, order.place),
+        Invitation(record, site.repository, ranks, order.token, order.takeover, order.place, order.beat_seconds),
         partial(connect.store_board, world_size=ranks.world_size),
         settle=settle,
     )
-    flag = None
-    try:
+    with ExitStack() as begun:  # nothing of it goes on where the rest fails
+        begun.callback(meeting.lease.close)
         flag = PreemptionFlag(order.signals)
+        begun.callback(flag.close)
         context = LaunchContext(
             site=site,
             run=record,
-            launch=meeting.launch,
+            launch=meeting.lease.launch,
             ranks=ranks,
             coordination=meeting.coordination,
             commit_timeout=order.commit_timeout,
@@ -103,22 +111,21 @@ def _begin(
             spreader=Spreader(site, ranks, patience=order.commit_timeout) if site.tiers.replicas else None,
             bytes_max=order.modes.bytes_max,
         )
-        return Checkpointer(
+        decisions = _decisions(order, flag, meeting)
+        begun.callback(decisions.close)
+        made = Checkpointer(
             context,
+            lease=meeting.lease,
             on_busy=order.policy.on_busy,
             modes=order.modes,
-            decisions=_decisions(order, flag, meeting),
+            decisions=decisions,
             families=families,
             open_row=partial(reading.open_record, connection),
             restoring=_restoring(connection, context, meeting),
             leave=partial(leave, meeting, ranks),
         )
-    except BaseException:
-        if flag is not None:
-            flag.close()
-        if ranks.is_coordinator:
-            catalog.close_launch(meeting.launch.id)
-        raise
+        begun.pop_all()
+    return made
 
 
 def _stager(site: Site, run: RunRecord, ranks: Ranks) -> Stager | None:

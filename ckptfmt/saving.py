@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from ckptfmt.engine.families import Families
+from ckptfmt.engine.leases import Lease
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
-from ckptfmt.engine.save.launch import Lease
 from ckptfmt.engine.save.session import SaveSession
 from ckptfmt.engine.save.snapshot import Planner, Snapshot, plan_state, take_snapshot
 from ckptfmt.engine.save.waiting import decide, decline

@@ -11,6 +11,7 @@ import pytest
 from lifecycle_rig import Place, assert_state, ended, state_of
 
 from ckptfmt.catalog import snapshot
+from ckptfmt.engine import leases
 from ckptfmt.engine.save import launch as launches
 from ckptfmt.errors import Conflict, SaveFailed
 from ckptfmt.format import layout
@@ -105,7 +106,7 @@ def _held(place: Place, *, alive: bool) -> Iterator[None]:
     catalog = place.open().catalog
     catalog.ensure_run("run", layout.run_key("run"))
     launch = launches.acquire(catalog, "run", token="held", takeover=False, lease_seconds=LEASE)
-    lease = launches.Lease(catalog, launch, lease_seconds=LEASE, beat_seconds=0.05) if alive else None
+    lease = leases.Lease(catalog, launch, lease_seconds=LEASE, beat_seconds=0.05) if alive else None
     try:
         yield
     finally:

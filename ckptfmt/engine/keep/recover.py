@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from ckptfmt.engine import process, protocol, verdicts
 from ckptfmt.engine.keep import absentees
-from ckptfmt.engine.keep.resume import Renew, can_finish_staged, finish_staged, free_aborted
-from ckptfmt.engine.leases import renewal
+from ckptfmt.engine.keep.resume import can_finish_staged, finish_staged, free_aborted
+from ckptfmt.engine.leases import Lease
 from ckptfmt.engine.opened import open_proven, read_manifest
 from ckptfmt.engine.reports import RecoverAction, RecoverReport
 from ckptfmt.engine.site import Site
@@ -79,10 +79,11 @@ def _settle_run(site: Site, run: str, *, dry_run: bool, acquire: Acquire) -> lis
     except Conflict as held:
         holder = catalog.live_launch(run)
         return [_action(row, "left", str(held) if holder is None else _held_by(holder)) for row in rows]
+    lease = Lease(catalog, launch)
     try:
-        return settle_older(site, run, launch)
+        return settle_older(site, run, lease)
     finally:
-        catalog.close_launch(launch.id)
+        lease.close()
 
 
 def _held_by(holder: LaunchRecord) -> str:
@@ -92,11 +93,13 @@ def _held_by(holder: LaunchRecord) -> str:
     )
 
 
-def settle_older(site: Site, run: str, launch: LaunchRecord) -> list[RecoverAction]:
-    """Settle every ``writing`` or ``durable`` row of launches with a lower fence, oldest first."""
-    rows = [row for row in site.sql().generations(run=run, states=_UNFINISHED) if row.fence < launch.fence]
-    renew = renewal(site.sql(), launch)
-    return [settle(site, row, fence=launch.fence, renew=renew) for row in _in_order(rows)]
+def settle_older(site: Site, run: str, lease: Lease) -> list[RecoverAction]:
+    """Settle every ``writing`` or ``durable`` row of launches with a lower fence, oldest first.
+
+    ``Fenced`` once a newer launch has the run.
+    """
+    rows = [row for row in site.sql().generations(run=run, states=_UNFINISHED) if row.fence < lease.launch.fence]
+    return [settle(site, row, lease) for row in _in_order(rows)]
 
 
 def _in_order(rows: Sequence[GenerationRecord]) -> list[GenerationRecord]:
@@ -104,14 +107,16 @@ def _in_order(rows: Sequence[GenerationRecord]) -> list[GenerationRecord]:
     return sorted(rows, key=lambda row: (row.fence, row.save_number))
 
 
-def settle(site: Site, row: GenerationRecord, *, fence: int, renew: Renew) -> RecoverAction:
+def settle(site: Site, row: GenerationRecord, lease: Lease) -> RecoverAction:
     """Bring one unfinished row of a fenced launch to its verdict.
 
     One that storage contradicts is passed over, and told: it must not keep every later launch out.
     """
     try:
-        return _settle(site, row, fence, renew)
+        lease.check()
+        return _settle(site, row, lease)
     except (Conflict, NotFound, FormatError) as error:
+        lease.confirm()  # a newer launch may have settled it meanwhile, which is no contradiction
         return _action(row, "left", contradicted(site, error))
 
 
@@ -131,12 +136,13 @@ def _contradiction(site: Site, error: CkptError) -> str:
     return f"{error}; see what `ckptfmt db rebuild --merge {site.backend.url}` says of it"
 
 
-def _settle(site: Site, row: GenerationRecord, fence: int, renew: Renew) -> RecoverAction:
+def _settle(site: Site, row: GenerationRecord, lease: Lease) -> RecoverAction:
+    fence = lease.launch.fence
     adopted = _adopt_if_proven(site, row, fence)
     if adopted is not None:
         return adopted
     try:
-        resumed = row.state is State.WRITING and finish_staged(site, row, renew)
+        resumed = row.state is State.WRITING and finish_staged(site, row, lease.check)
         finished = _finish(site, row, fence)
     except (NotFound, FormatError, Mismatch, SaveFailed, BackendError) as error:
         if not _shows_incomplete(error):

@@ -7,7 +7,6 @@ its packs, compared chunk by chunk, creates its part, and acknowledges it.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +16,6 @@ from typing import Final
 import msgspec
 
 from ckptfmt.engine import protocol, stage, verdicts
-from ckptfmt.engine.leases import RENEW_SECONDS
 from ckptfmt.engine.packs import packs_to_copy
 from ckptfmt.engine.replicate import Copying, Pace, Source
 from ckptfmt.engine.site import Site
@@ -31,8 +29,8 @@ from ckptfmt.ports.records import GenerationRecord, RankRecord
 
 log = logging.getLogger("ckptfmt")
 
-Renew = Callable[[], object]
-"""Keeps the lease while a long copy is under way. Raises once the run is somebody else's."""
+GiveUp = Callable[[], None]
+"""Raises once the run is somebody else's, to end a long copy."""
 
 _PART_NAMES_MAX: Final = 8
 _AWAY_SECONDS: Final = 10.0
@@ -93,7 +91,7 @@ def free_aborted(site: Site, row: GenerationRecord) -> None:
         stage.free(tier, each.run_key, each.key, each.names)
 
 
-def finish_staged(site: Site, row: GenerationRecord, renew: Renew) -> bool:
+def finish_staged(site: Site, row: GenerationRecord, give_up: GiveUp) -> bool:
     """Do C2b and C2c for every rank that is staged here and not durable. False if there is none.
 
     Raises what shows that one cannot be finished, or that storage or the catalog is away; ``Conflict`` if the row is no
@@ -105,17 +103,16 @@ def finish_staged(site: Site, row: GenerationRecord, renew: Renew) -> bool:
         return False  # it cannot be finished: nothing is copied in vain
     for rank, part in found.items():
         log.warning("generation %d of run %r: rank %d is finished from the stage", row.id, row.run, rank)
-        _finish_rank(site, row, records[rank], part, renew)
+        _finish_rank(site, row, records[rank], part, give_up)
     return bool(found)
 
 
-def _finish_rank(site: Site, row: GenerationRecord, record: RankRecord, part: Part, renew: Renew) -> None:
+def _finish_rank(site: Site, row: GenerationRecord, record: RankRecord, part: Part, give_up: GiveUp) -> None:
     tier, began, rank = site.tiers.stage, time.perf_counter(), record.rank
     if tier is None:
         raise AssertionError("nothing is staged without a stage")
     packs = packs_to_copy(part)
-    beat = _Beat(renew)
-    pace = Pace(limiter=site.tiers.limiter, give_up=beat)
+    pace = Pace(limiter=site.tiers.limiter, give_up=give_up)
     folder = verdicts.folder_of(row)
     names = Copying([Source(tier.backend)], site.backend, folder, pace).copy(packs, partial(layout.pack_name, rank))
     rows = [msgspec.structs.replace(pack.row, name=name) for pack, name in zip(packs, names, strict=True)]
@@ -163,19 +160,3 @@ def _create_part(site: Site, folder: str, rank: int, stored: bytes) -> str:
         else:
             return name
     raise AssertionError("counting has ended")
-
-
-class _Beat:
-    """Calls ``renew`` now and then; asked by the threads that copy."""
-
-    def __init__(self, renew: Renew) -> None:
-        self._renew = renew
-        self._lock = threading.Lock()
-        self._after = time.monotonic() + RENEW_SECONDS
-
-    def __call__(self) -> None:
-        with self._lock:
-            if time.monotonic() < self._after:
-                return
-            self._after = time.monotonic() + RENEW_SECONDS
-        self._renew()

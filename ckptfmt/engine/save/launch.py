@@ -1,4 +1,4 @@
-"""One launch of a run: its token, its lease, its fence and the heartbeat that keeps them."""
+"""One launch of a run: its token, and how its ranks take the run's lease or join whoever has it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ckptfmt.engine import process, protocol
 from ckptfmt.engine.leases import LEASE_SECONDS
 from ckptfmt.engine.save.boards import Looks
 from ckptfmt.engine.save.context import ALONE, Ranks
-from ckptfmt.engine.transfer import Heartbeat
-from ckptfmt.errors import CatalogError, Conflict, Fenced, InvalidInput, NotFound
+from ckptfmt.errors import CatalogError, Conflict, InvalidInput, NotFound
 from ckptfmt.format import layout
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.ports.records import LaunchRecord, LaunchRequest
@@ -165,69 +164,3 @@ def _is_self(holder: LaunchRecord, request: LaunchRequest) -> bool:
         request.boot_id,
         request.pid_started,
     )
-
-
-class Lease:
-    """Keeps a launch alive and watches for the moment when it is fenced. Only the coordinator's ``holds`` the lease:
-    the others only have its beat."""
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        launch: LaunchRecord,
-        *,
-        on_beat: Callable[[], None] = lambda: None,
-        lease_seconds: float = LEASE_SECONDS,
-        beat_seconds: float = LEASE_SECONDS / 6,
-        holds: bool = True,
-    ) -> None:
-        self.launch = launch
-        self.last_step: int | None = None
-        self.fenced: Fenced | None = None
-        self._catalog = catalog
-        self._on_beat = on_beat
-        self._lease_seconds = lease_seconds
-        self._holds = holds
-        self._pid = os.getpid()
-        self._renew_after = 0.0
-        self._heartbeat = Heartbeat(self._beat, seconds=beat_seconds, name="ckptfmt-lease")
-
-    def _beat(self) -> None:
-        if self._holds and time.monotonic() >= self._renew_after:
-            self._renew_after = time.monotonic() + self._lease_seconds / 6
-            self._renew()
-        self._on_beat()
-
-    def _renew(self) -> None:
-        try:
-            self._catalog.renew_lease(self.launch.id, lease_seconds=self._lease_seconds, last_step=self.last_step)
-        except Fenced as error:
-            self.lost(error)
-        except (CatalogError, Conflict) as error:
-            # A missed beat is survivable: the fence decides at the next transition, not the lease.
-            log.warning("the lease of run %r could not be renewed: %s", self.launch.run, error)
-
-    def lost(self, error: Fenced) -> None:
-        """A newer launch has taken the run: no further save may begin."""
-        if self.fenced is None:
-            log.error("%s", error)
-            self.fenced = error
-
-    def check(self) -> None:
-        """Raise ``Fenced`` if a newer launch has taken the run."""
-        if self.fenced is not None:
-            raise self.fenced
-
-    def close(self) -> None:
-        """Stop the heartbeat and release the lease; in a forked child neither is ours."""
-        if os.getpid() != self._pid:
-            return
-        self._heartbeat.stop()
-        if not self._holds:
-            return
-        try:
-            if self.last_step is not None and self.fenced is None:
-                self._catalog.renew_lease(self.launch.id, lease_seconds=self._lease_seconds, last_step=self.last_step)
-            self._catalog.close_launch(self.launch.id)
-        except (CatalogError, Conflict) as error:
-            log.warning("the lease of run %r was not released and will lapse by itself: %s", self.launch.run, error)

@@ -6,10 +6,12 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from ckptfmt.engine.leases import Lease
 from ckptfmt.engine.save.alone import Alone
 from ckptfmt.engine.save.boards import CatalogBoard, PatientBoard, await_posts, post_within
 from ckptfmt.engine.save.context import Ranks
@@ -43,16 +45,17 @@ _starts: Counter[str] = Counter()
 
 @dataclass(frozen=True)
 class Meeting:
-    """A launch, and where its ranks meet. ``board`` is None at world size 1."""
+    """A launch with its heartbeat, and where its ranks meet. ``board`` is None at world size 1."""
 
-    launch: LaunchRecord
+    lease: Lease
     coordination: Coordination
     board: Board | None
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """What every rank was told of the launch that is to begin. ``token`` None: it is agreed on."""
+    """What every rank was told of the launch that is to begin. ``token`` None: it is agreed on. ``beat_seconds``: from
+    one beat of its lease to the next."""
 
     run: RunRecord
     repository: str
@@ -60,12 +63,15 @@ class Invitation:
     token: str | None
     takeover: bool
     place: Place
+    beat_seconds: float
 
 
-def convene(
-    catalog: Catalog, invitation: Invitation, stores: Stores, *, settle: Callable[[LaunchRecord], object]
-) -> Meeting:
-    """Begin the launch, or join it. On return everything that an older launch left is settled.
+Settle = Callable[[Lease], object]
+
+
+def convene(catalog: Catalog, invitation: Invitation, stores: Stores, *, settle: Settle) -> Meeting:
+    """Begin the launch, or join it. On return everything that an older launch left is settled, and the lease is the
+    caller's to close.
 
     ``settle`` does that, on the coordinator alone. Each wait for another rank is bounded, and names it.
     """
@@ -75,8 +81,9 @@ def convene(
     if ranks.world_size == 1:
         token = launch_token(invitation.token, ranks)
         held = acquire(catalog, run, token=token, takeover=invitation.takeover)
-        _settled(catalog, held, settle)
-        return Meeting(held, Alone(catalog, held), None)
+        with _kept(catalog, held, invitation) as lease:
+            settle(lease)
+        return Meeting(lease, Alone(catalog, held), None)
     token = invitation.token or _agreed_token(invitation, stores)
     layout.validate_launch_token(token)
     store = _store(invitation, stores, token)
@@ -92,12 +99,24 @@ def convene(
             meanwhile=lambda: _require_no_fault(run, ranks, {} if store is None else store.peek(_READY, [COMMON])),
         )
     board = store or CatalogBoard(catalog, held.id, world_size=ranks.world_size)
-    if ranks.is_coordinator:
-        _open(catalog, held, board, settle)
-    else:
-        _await_opening(run, board, ranks)
+    with _kept(catalog, held, invitation) as lease:
+        if ranks.is_coordinator:
+            _open(lease, board, settle)
+        else:
+            _await_opening(run, board, ranks)
     kind = Rows if store is None else Messages
-    return Meeting(held, kind(catalog, held, ranks, board), board)
+    return Meeting(lease, kind(catalog, held, ranks, board), board)
+
+
+@contextmanager
+def _kept(catalog: Catalog, held: LaunchRecord, invitation: Invitation) -> Iterator[Lease]:
+    """From here on the launch is kept alive, unless the block fails: settling may take longer than a lease."""
+    lease = Lease(catalog, held, beat_seconds=invitation.beat_seconds, holds=invitation.ranks.is_coordinator)
+    try:
+        yield lease
+    except BaseException:
+        lease.close()
+        raise
 
 
 def _agreed_token(invitation: Invitation, stores: Stores) -> str:
@@ -154,23 +173,14 @@ def _acquired(catalog: Catalog, invitation: Invitation, token: str, store: Board
         raise
 
 
-def _settled(catalog: Catalog, held: LaunchRecord, settle: Callable[[LaunchRecord], object]) -> None:
-    try:
-        settle(held)
-    except BaseException:
-        catalog.close_launch(held.id)
-        raise
-
-
-def _open(catalog: Catalog, held: LaunchRecord, board: Board, settle: Callable[[LaunchRecord], object]) -> None:
+def _open(lease: Lease, board: Board, settle: Settle) -> None:
     """Settle, and let the others in, or tell them why not."""
     try:
-        settle(held)
+        settle(lease)
         post_within(board, _READY, COMMON, {"fault": None}, until=time.monotonic() + JOIN_SECONDS)
     except BaseException as error:
         fault = f"{type(error).__name__}: {error}"
         tell("why the launch fails", lambda: board.post(_READY, COMMON, {"fault": fault}))
-        catalog.close_launch(held.id)
         raise
 
 
