@@ -10,12 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-
-import ckptfmt
 
 BAR = re.compile(r"\r\x1b\[2K([^\r\x1b]+?) \[([#.]{24})\] +(\d+)%  ([^\r\x1b]*)")
 
