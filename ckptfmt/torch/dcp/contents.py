@@ -20,6 +20,7 @@ from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.stored import Stored
 from ckptfmt.errors import Mismatch
 from ckptfmt.format import tree
+from ckptfmt.torch.dcp.planner_data import kept_in
 from ckptfmt.torch.dcp.state import WHOLE, Path, Whole, dotted
 from ckptfmt.torch.elements import torch_dtype
 
@@ -45,7 +46,8 @@ class Contents:
         found: dict[str, Any] = {
             name: _tensor(self.tensors[name]) if name in self.tensors else BytesStorageMetadata() for name in self.paths
         }
-        return Metadata(state_dict_metadata=found, planner_data=dict(self.paths))
+        left = kept_in(self.view.opened)
+        return Metadata(state_dict_metadata=found, planner_data=dict(self.paths) if left is None else left)
 
 
 def contents_of(opened: Opened, rank: int | None) -> Contents:

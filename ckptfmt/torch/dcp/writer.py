@@ -18,6 +18,7 @@ from torch.futures import Future
 from ckptfmt.errors import InvalidInput
 from ckptfmt.leaves import Sole
 from ckptfmt.reference import Reference, parse_at, parse_reference
+from ckptfmt.torch.dcp import planner_data
 from ckptfmt.torch.dcp.seat import Launch, Place, Seat, rank_in_world, seat_of, world_size
 from ckptfmt.torch.dcp.staging import Staging
 from ckptfmt.torch.dcp.state import planned_state
@@ -80,6 +81,8 @@ class GenerationWriter(AsyncStager, StorageWriter):
             self.step = step
         self._launch: Launch | None = None
         self._under_way = False
+        self._planner_data: Any = None
+        """What the planner left, if it is kept in the save that is under way."""
         self._staging = Staging()
 
     # -- which generation -----------------------------------------------------------------------
@@ -148,19 +151,35 @@ class GenerationWriter(AsyncStager, StorageWriter):
         state: Any = Sole(lambda: planned_state(plan, planner, alone=False))
         if alone:
             state = planned_state(plan, planner, alone=True)
-        self.generation = self._launch.save(state, step=self.step, metadata=self.metadata, tags=self.tags)
+        metadata = self._with_planner_data(planner, seat)
+        self.generation = self._launch.save(state, step=self.step, metadata=metadata, tags=self.tags)
         self.save_id = self.generation.key
         self._under_way = False
         done: Future[list[WriteResult]] = Future()
         done.set_result([WriteResult(item.index, item.tensor_storage_size() or 0, None) for item in plan.items])
         return done
 
+    def _with_planner_data(self, planner: SavePlanner, seat: Seat) -> Any:
+        """The generation's metadata, which is that of the lowest rank."""
+        self._planner_data = None
+        left = planner_data.left_by(planner) if rank_in_world() == min(seat.ranks) else None
+        both = None if left is None else planner_data.beside(self.metadata, left)
+        if both is None:
+            return self.metadata
+        self._planner_data = left
+        return both
+
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """The coordinator's last call. All that is kept of ``metadata`` is in the manifest already, and committed."""
         metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
         told = metadata.planner_data
-        if told and not (isinstance(told, dict) and set(told) <= set(metadata.state_dict_metadata)):
-            log.warning("%s: what the planner left in planner_data beside the names is not kept", self.checkpoint_id)
+        if planner_data.of_its_own(told) and told is not self._planner_data:
+            log.warning(
+                "%s: what the planner left in planner_data is not kept: it is seen before the commit only in "
+                "planner.metadata on the lowest rank, beside metadata= that is a mapping; set it there, in "
+                "create_global_plan, instead of returning another Metadata",
+                self.checkpoint_id,
+            )
 
     # -- staging for async_save -----------------------------------------------------------------
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
