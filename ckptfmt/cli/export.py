@@ -14,8 +14,11 @@ from ckptfmt.cli import options
 from ckptfmt.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ckptfmt.cli.output import Page
     from ckptfmt.engine.opened import Opened
+    from ckptfmt.exchange.counting import Progress
     from ckptfmt.exchange.kerchunk import KerchunkExport
     from ckptfmt.exchange.ocdbt_export import OcdbtExport
     from ckptfmt.exchange.safetensors_export import SafetensorsExport
@@ -72,13 +75,20 @@ def _require_unset(arguments: Namespace, names: tuple[str, ...], belongs_to: str
         raise InvalidInput(f"--{given[0].replace('_', '-')} belongs to {belongs_to}: leave it out")
 
 
+def _bar(opened: Opened, arguments: Namespace) -> AbstractContextManager[Progress | None]:
+    from ckptfmt.cli.progress import progress_bars
+
+    return progress_bars(arguments)(f"exporting #{opened.info.id}")
+
+
 def _kerchunk(opened: Opened, arguments: Namespace) -> None:
     from pathlib import Path
 
     from ckptfmt.cli.output import emit
     from ckptfmt.exchange.kerchunk import export_kerchunk
 
-    report = export_kerchunk(opened, Path(arguments.kerchunk), root=arguments.root)
+    with _bar(opened, arguments) as progress:
+        report = export_kerchunk(opened, Path(arguments.kerchunk), root=arguments.root, progress=progress)
     emit(report, lambda page: show(page, report), as_json=arguments.as_json)
 
 
@@ -86,7 +96,8 @@ def _ocdbt(opened: Opened, arguments: Namespace) -> None:
     from ckptfmt.cli.output import emit
     from ckptfmt.exchange.ocdbt_export import export_ocdbt
 
-    report = export_ocdbt(opened)
+    with _bar(opened, arguments) as progress:
+        report = export_ocdbt(opened, progress=progress)
     emit(report, lambda page: show_ocdbt(page, report), as_json=arguments.as_json)
 
 
@@ -98,7 +109,8 @@ def _safetensors(opened: Opened, arguments: Namespace) -> None:
 
     chosen = Chosen(arguments.keys, arguments.exclude, arguments.subtree, arguments.dtype, arguments.rank)
     limit: dict[str, Any] = {} if arguments.file_bytes is None else {"file_bytes_max": arguments.file_bytes}
-    report = export_safetensors(opened, Path(arguments.safetensors), chosen, **limit)
+    with _bar(opened, arguments) as progress:
+        report = export_safetensors(opened, Path(arguments.safetensors), chosen, progress=progress, **limit)
     emit(report, lambda page: show_safetensors(page, report), as_json=arguments.as_json)
 
 

@@ -23,9 +23,9 @@ def nobody_looks(name: str) -> AbstractContextManager[None]:
 
 
 class Count:
-    """Bytes of one phase, added from any thread."""
+    """Bytes of one phase, added from any thread; None if nobody is to be told."""
 
-    def __init__(self, progress: Progress, total: int) -> None:
+    def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
         self._total = total
         self._done = 0
@@ -34,7 +34,8 @@ class Count:
     def add(self, nbytes: int) -> None:
         with self._lock:
             self._done = done = min(self._done + nbytes, self._total)
-        self._progress(done, self._total)
+        if self._progress is not None:
+            self._progress(done, self._total)
 
 
 class CountedFamily:

@@ -16,6 +16,7 @@ from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.reports import Report
 from ckptfmt.engine.roots import root_path
 from ckptfmt.errors import Conflict, InvalidInput, NotFound
+from ckptfmt.exchange.counting import Count, Progress
 from ckptfmt.views.box_bytes import VerifiedBytes
 from ckptfmt.views.chunks import Chunk
 from ckptfmt.views.references import grid_of_references, references
@@ -42,11 +43,14 @@ class KerchunkExport(Report):
     as_bytes: tuple[str, ...]
 
 
-def export_kerchunk(opened: Opened, target: Path, *, root: str | None = None) -> KerchunkExport:
+def export_kerchunk(
+    opened: Opened, target: Path, *, root: str | None = None, progress: Progress | None = None
+) -> KerchunkExport:
     """Write the references of ``opened`` to ``target``, and beside it what is no range of a pack.
 
     ``root`` is how readers reach the repository, if not by its own URL. ``Conflict`` if a file is there already,
-    ``NotFound`` without its folder, ``Corrupt`` for damage in what had to be copied.
+    ``NotFound`` without its folder, ``Corrupt`` for damage in what had to be copied. ``progress(done, total)`` gets the
+    bytes of the arrays that are done.
     """
     target = target.absolute()
     if target.suffix != ".json":
@@ -58,8 +62,10 @@ def export_kerchunk(opened: Opened, target: Path, *, root: str | None = None) ->
     nodes = Nodes(opened, known=CORE)
     try:
         refs = _References(opened, root or reader_url(opened.site.backend.url), side)
+        count = Count(progress, sum(nodes[name].stored.nbytes for name in nodes))
         for name in nodes:
             refs.add(nodes[name])
+            count.add(nodes[name].stored.nbytes)
         refs.documents[DOCUMENT] = nodes.document.decode()
         side.close()
         _write_new(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.reports import Report
 from ckptfmt.errors import BackendError, CkptError, Conflict, NotFound
+from ckptfmt.exchange.counting import Count, Progress
 from ckptfmt.format import layout, ocdbt
 from ckptfmt.ports.backend import Backend
 from ckptfmt.views.box_bytes import VerifiedBytes
@@ -48,11 +49,12 @@ class OcdbtExport(Report):
     as_bytes: tuple[str, ...]
 
 
-def export_ocdbt(opened: Opened) -> OcdbtExport:
+def export_ocdbt(opened: Opened, *, progress: Progress | None = None) -> OcdbtExport:
     """Write the database of ``opened`` into the generation's folder, to be removed with it.
 
     ``Conflict`` if there is one, ``Corrupt`` for damage in what had to be copied. Until the manifest, which comes last,
-    is there nobody sees anything, and after an error it is not there.
+    is there nobody sees anything, and after an error it is not there. ``progress(done, total)`` gets the bytes that are
+    copied, if any are.
     """
     backend, place = opened.site.backend, _Place(opened)
     try:
@@ -73,7 +75,7 @@ def export_ocdbt(opened: Opened) -> OcdbtExport:
         uuid=bytes.fromhex(opened.info.key),
         committed_ns=0 if committed is None else round(committed.timestamp() * 1e6) * 1000,
     )
-    written = _write(opened, place, found, database)
+    written = _write(opened, place, found, database, Count(progress, found.copied_nbytes))
     return OcdbtExport(
         report="export.ocdbt",
         url=backend.url,
@@ -145,14 +147,14 @@ class _Values:
             self.references += 1
 
 
-def _write(opened: Opened, place: _Place, found: _Values, database: ocdbt.Database) -> tuple[str, ...]:
+def _write(opened: Opened, place: _Place, found: _Values, database: ocdbt.Database, count: Count) -> tuple[str, ...]:
     """Write all objects; of several writers at a time one has its manifest there, and the others ``Conflict``."""
     backend = opened.site.backend
     written: list[str] = []
     try:
         if found.copied:
             written.append(place.copies)
-            _copy(opened, place.copies, found)
+            _copy(opened, place.copies, found, count)
         written.append(place.nodes)
         backend.create(place.nodes, database.nodes)
     except BaseException:
@@ -167,12 +169,13 @@ def _write(opened: Opened, place: _Place, found: _Values, database: ocdbt.Databa
     return (*written, place.manifest)
 
 
-def _copy(opened: Opened, key: str, found: _Values) -> None:
+def _copy(opened: Opened, key: str, found: _Values, count: Count) -> None:
     source = VerifiedBytes(opened.site.backend)
     writer = opened.site.backend.open_writer(key, found.copied_nbytes)
     try:
         for offset, chunk in found.copied:
             writer.write_at(offset, chunk.read(source, 0, chunk.nbytes))
+            count.add(chunk.nbytes)
         writer.finish()
     except BaseException:
         writer.abort()

@@ -18,6 +18,7 @@ from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import Report
 from ckptfmt.errors import InvalidInput, NotFound
+from ckptfmt.exchange.counting import Count, Progress
 from ckptfmt.exchange.generation_source import tensor_of
 from ckptfmt.exchange.new_files import NewFiles
 from ckptfmt.exchange.pieces import SourceTensor
@@ -76,13 +77,18 @@ class _Plan:
 
 
 def export_safetensors(
-    opened: Opened, folder: Path, chosen: Chosen | None = None, *, file_bytes_max: int = FILE_BYTES
+    opened: Opened,
+    folder: Path,
+    chosen: Chosen | None = None,
+    *,
+    file_bytes_max: int = FILE_BYTES,
+    progress: Progress | None = None,
 ) -> SafetensorsExport:
     """Write the chosen tensors of ``opened`` to new files in ``folder``, which is made if need be.
 
     No file has its name before all are written and synced, and the index is the last. ``Conflict`` if one of that name
     is there, ``InvalidInput`` for what cannot be chosen or converted, ``NotFound`` if nothing is left, ``Corrupt`` for
-    damage.
+    damage. ``progress(done, total)`` gets bytes as they are read.
     """
     chosen = chosen or Chosen()
     _check(chosen, file_bytes_max)
@@ -90,11 +96,12 @@ def export_safetensors(
     folder = folder.absolute()
     several = len(plan.files) > 1
     notes = {"format": "pt", "ckptfmt.run": opened.info.run, "ckptfmt.generation": opened.info.key}
+    count = Count(progress, sum(source.nbytes for source in plan.sources))
     with NewFiles(folder) as new:
         for name in (*plan.names, INDEX):
             new.require_free(name)
         for name, rows in zip(plan.names, plan.files, strict=True):
-            _write_file(new.create(name), str(folder / name), plan, rows, notes)
+            _write_file(new.create(name), str(folder / name), plan, rows, notes, count)
         if several:
             with translated("write", str(folder / INDEX)):
                 _write(new.create(INDEX), _index(plan))
@@ -165,7 +172,9 @@ def _entry(name: str, tensor: SourceTensor, wanted: str | None) -> PackEntry:
 
 
 # -- writing ------------------------------------------------------------------------------------------
-def _write_file(file: RawIOBase, path: str, plan: _Plan, rows: Sequence[int], notes: dict[str, str]) -> None:
+def _write_file(
+    file: RawIOBase, path: str, plan: _Plan, rows: Sequence[int], notes: dict[str, str], count: Count
+) -> None:
     here = {plan.entries[row].name for row in rows}
     tied = {name: kept for name, kept in plan.tied.items() if kept in here}  # as safetensors.torch.save_model notes it
     layout = layout_pack([plan.entries[row] for row in rows], tied | notes)
@@ -175,6 +184,7 @@ def _write_file(file: RawIOBase, path: str, plan: _Plan, rows: Sequence[int], no
             source, entry = plan.sources[row], plan.entries[row]
             for piece in source.pieces():
                 _write(file, piece if entry.dtype == source.dtype else _converted(piece, source, entry))
+                count.add(piece.nbytes)
 
 
 def _write(file: RawIOBase, data: bytes | memoryview) -> None:

@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import ckptfmt
+
 BAR = re.compile(r"\r\x1b\[2K([^\r\x1b]+?) \[([#.]{24})\] +(\d+)%  ([^\r\x1b]*)")
 
 
@@ -72,6 +74,19 @@ def test_an_import_tells_of_its_phases(kind: str, state: dict[str, torch.Tensor]
     assert seen.endswith("\r\x1b[2K")
 
 
+@pytest.mark.parametrize("face", [["--safetensors", "out"], ["--kerchunk", "out.json"], ["--ocdbt"]], ids=str)
+def test_an_export_tells_how_far_it_is(face: list[str], tmp_path: Path) -> None:
+    ckptfmt.save({"w": torch.arange(3 << 20, dtype=torch.float32).reshape(3, -1), "b": torch.arange(7)}, tmp_path / "r")
+    face = [face[0], *(str(tmp_path / name) for name in face[1:])]
+    printed, seen = with_stderr_in_terminal("export", tmp_path / "r", *face)
+    assert "\x1b" not in printed
+    ((label, percent, nbytes),) = phases(seen)
+    assert (label, percent) == ("exporting #1", 100)
+    if face != ["--ocdbt"]:  # which tells of what it has to copy
+        assert nbytes == "12.6 MB of 12.6 MB"
+    assert seen.endswith("\r\x1b[2K")
+
+
 def test_nobody_else_sees_it(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
     save_file(state, tmp_path / "w.safetensors")
     printed, seen = with_stderr_in_terminal("import", tmp_path / "w.safetensors", tmp_path / "r", "--json")
@@ -81,3 +96,6 @@ def test_nobody_else_sees_it(state: dict[str, torch.Tensor], tmp_path: Path) -> 
     done = subprocess.run([*command, "--step", "1"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
+    printed, seen = with_stderr_in_terminal("export", tmp_path / "r", "--safetensors", tmp_path / "out", "--json")
+    assert json.loads(printed)["report"] == "export.safetensors"
+    assert seen == ""
