@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -20,3 +21,9 @@ class DiscreetOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         values = [(field.name, getattr(self, field.name)) for field in msgspec.structs.fields(self)]
         return [(name, "..." if name in _SECRET and value is not None else value) for name, value in values]
+
+
+def chosen(options: msgspec.Struct) -> Mapping[str, Any]:
+    """What differs from the defaults and is no secret."""
+    pairs = [(field, getattr(options, field.name)) for field in msgspec.structs.fields(options)]
+    return {field.name: value for field, value in pairs if field.name not in _SECRET and value != field.default}

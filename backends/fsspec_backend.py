@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from ckptfmt.backends.buffers import flat_bytes
+from ckptfmt.backends.discreet_options import chosen
 from ckptfmt.backends.fsspec_choosing import choose
 from ckptfmt.backends.fsspec_errors import Taken
 from ckptfmt.backends.fsspec_place import Place
@@ -52,6 +53,11 @@ class FsspecBackend:
     @property
     def url(self) -> str:
         return self._place.url
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        """Ours alone: which of the file system's own are secrets is not known."""
+        return chosen(self._options)
 
     @property
     def traits(self) -> Traits:

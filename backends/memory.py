@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -65,6 +65,10 @@ class MemoryBackend:
     @property
     def url(self) -> str:
         return f"memory://{self._name}"
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        return {}
 
     @property
     def traits(self) -> Traits:

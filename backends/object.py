@@ -7,9 +7,9 @@ handled by what is known afterwards: a lost answer to a create is settled by rea
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from ckptfmt.backends.buffers import flat_bytes
 from ckptfmt.backends.keys import checked_key, checked_prefix, is_catalog_file, is_component, is_temporary
@@ -45,6 +45,10 @@ class ObjectBackend:
     @property
     def url(self) -> str:
         return self._place.url
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        return self._place.options
 
     @property
     def traits(self) -> Traits:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from ckptfmt.backends.object_errors import UNKNOWN, Cause, Failure
 from ckptfmt.backends.object_probe import Manners, manners
@@ -29,6 +29,8 @@ class Place:
     patience: Patience
     single_writer: bool
     upload_grace: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """``Backend.storage_options``."""
 
     def whole(self, key: str) -> str:
         return self.root + key

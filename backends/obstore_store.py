@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from ckptfmt.backends.discreet_options import DiscreetOptions
+from ckptfmt.backends.discreet_options import DiscreetOptions, chosen
 from ckptfmt.backends.fork_locks import ForkLock
 from ckptfmt.backends.object import ObjectBackend
 from ckptfmt.backends.object_errors import Cause, Failure, from_obstore
@@ -188,6 +188,7 @@ def obstore_backend(url: str, given: Mapping[str, Any] | None = None) -> ObjectB
         patience=Patience(options.retry_attempts, options.retry_seconds),
         single_writer=options.single_writer,
         upload_grace=0.0,
+        options=chosen(options),
     )
     return ObjectBackend(place, scheme, multipart=None)
 

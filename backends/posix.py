@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from ckptfmt.backends.buffers import flat_bytes
+from ckptfmt.backends.discreet_options import chosen
 from ckptfmt.backends.keys import is_catalog_file, is_component, is_temporary
 from ckptfmt.backends.posix_create import Creation
 from ckptfmt.backends.posix_descriptors import opened
@@ -65,6 +66,10 @@ class PosixBackend:
     @property
     def url(self) -> str:
         return Path(self._folders.root).as_uri()
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        return chosen(self._options)
 
     @property
     def traits(self) -> Traits:

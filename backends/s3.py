@@ -29,6 +29,7 @@ def s3_backend(url: str, given: Mapping[str, Any] | None = None) -> ObjectBacken
             patience=Patience(options.retry_attempts, options.retry_seconds),
             single_writer=options.single_writer,
             upload_grace=options.upload_grace,
+            options=place.beside_url,
         ),
         "s3",
         multipart=store,

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import msgspec
 
-from ckptfmt.backends.discreet_options import DiscreetOptions
+from ckptfmt.backends.discreet_options import DiscreetOptions, chosen
 from ckptfmt.backends.http_client import is_this_machine
 from ckptfmt.backends.object_retry import Patience
 from ckptfmt.backends.s3_credentials import profile_settings
@@ -103,6 +103,13 @@ class S3Place:
     url: str
     """For people and for the catalog: what leads here again, and no secrets."""
     options: S3Options
+
+    @property
+    def beside_url(self) -> dict[str, Any]:
+        """What leads here again beside ``url``; no secrets either."""
+        told = dict(parse_qsl(self.url.partition("?")[2]))
+        found = {name: value for name, value in chosen(self.options).items() if name not in told}
+        return {**found, "region": self.region}
 
 
 def parse_options(given: Mapping[str, Any] | None) -> S3Options:

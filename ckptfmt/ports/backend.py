@@ -8,9 +8,9 @@ messages name the object's full URL or path and, for reads and writes, the offse
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
@@ -79,6 +79,10 @@ class Backend(Protocol):
 
     @property
     def url(self) -> str: ...
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        """What leads here again beside ``url``, from another process, too. Neither holds a secret."""
 
     @property
     def traits(self) -> Traits: ...

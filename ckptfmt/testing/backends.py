@@ -29,6 +29,7 @@ class BackendConformance(CreateConformance, WriterConformance, ReadConformance):
         assert backend.url.startswith(f"{traits.scheme}://")
         assert traits.durable
         assert traits.alignment >= 1
+        assert all(isinstance(name, str) for name in backend.storage_options)
 
     def test_space_is_a_number_or_unknown(self, backend: Backend) -> None:
         free = backend.space()

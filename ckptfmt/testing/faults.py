@@ -12,10 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from ckptfmt.errors import OutOfSpace
 from ckptfmt.ports.backend import Backend, Buffer, ObjectInfo, ObjectWriter, Traits
@@ -209,6 +209,10 @@ class FaultyBackend(FaultyCalls):
     @property
     def url(self) -> str:
         return self._inner.url
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        return self._inner.storage_options
 
     @property
     def traits(self) -> Traits:

@@ -82,6 +82,38 @@ def test_a_url_names_a_place(url: str, endpoint: str, base: str, prefix: str, sh
 
 
 @pytest.mark.parametrize(
+    ("url", "options", "told"),
+    [
+        ("s3://buck/x", {"key": "SECRET", "secret": "SECRET", "token": "SECRET"}, {"region": "us-east-1"}),
+        ("s3://buck/x", {"aws_region": "eu-9", "anon": True}, {"region": "eu-9", "anon": True}),
+        ("s3://buck/x?requester_pays=true", {"addressing": "path"}, {"requester_pays": True, "addressing": "path"}),
+        (
+            "s3://buck/x",
+            {"endpoint_url": "http://minio.lan", "allow_http": True, "addressing": "virtual", "timeout": 5},
+            {"timeout": 5.0},
+        ),
+        ("s3://buck/x", {"credentials": dict, "profile": "lab"}, {"profile": "lab"}),
+        ("gs://buck/x", {"token": "SECRET", "timeout": 5}, {"timeout": 5.0}),
+        ("az://buck/x", {"account_name": "a", "account_key": "U0VDUkVU"}, {"account_name": "a"}),
+        ("/tmp/x", {"direct": False}, {"direct": False}),
+        ("fsspec+memory://x", {"single_writer": True, "password": "SECRET"}, {"single_writer": True}),
+        ("memory://options", None, {}),
+    ],
+)
+def test_a_backend_tells_what_leads_there_again_and_no_secrets(
+    url: str, options: dict[str, Any] | None, told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text("[profile lab]\nregion = us-east-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    backend = backend_for(url, options)
+    assert dict(backend.storage_options) == ({"region": "us-east-1"} | told if url.startswith("s3:") else told)
+    again = backend_for(backend.url, backend.storage_options)
+    assert (again.url, again.storage_options) == (backend.url, backend.storage_options)
+
+
+@pytest.mark.parametrize(
     ("url", "options", "match"),
     [
         ("s3://", {}, "bucket"),
