@@ -171,9 +171,10 @@ class Generation(Mapping[str, "StoredTensor"]):
     def zarr(self, *, mmap: bool = False, verify: bool = True) -> GenerationStore:
         """Its tensors as a read-only Zarr v3 store, one array each. ``InvalidInput`` without ``ckptfmt[zarr]``.
 
-        Chunks are compared with their digests when they are read. With ``mmap`` packs on a local file system are shown
-        without a copy, and compared when they are first looked at: what the system reads again later is not. A page
-        that does not come (a failing disk) then ends the process, so this is no default.
+        Chunks are compared with their digests when they are read, from the nearest tier that has them. With ``mmap``
+        packs on a local file system (of any tier) are shown without a copy, and compared when they are first looked at:
+        what the system reads again later is not. A page that does not come (a failing disk) then ends the process, so
+        this is no default.
         """
         from ckptfmt.views.opening import Reading
         from ckptfmt.views.zarr import open_store

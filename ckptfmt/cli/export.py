@@ -48,6 +48,7 @@ def configure(parser: ArgumentParser) -> None:
         "--root", metavar="URL", help="how readers reach the repository, if not by the URL that is given here"
     )
     options.add_storage(parser)
+    options.add_tiers(parser)
     options.add_output(parser)
 
 

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from ckptfmt.engine import protocol
@@ -16,6 +17,7 @@ from ckptfmt.engine.read import GAP_BYTES, Chunk, check_chunk
 from ckptfmt.engine.readlog import ReadLog
 from ckptfmt.engine.repairs import Repairs
 from ckptfmt.engine.rereading import RETRIES
+from ckptfmt.engine.roots import root_path
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.engine.transfer import IO_THREADS
@@ -42,6 +44,14 @@ class Copy:
     @property
     def identity(self) -> tuple[str, str]:
         return self.tier.uuid, self.key
+
+    @property
+    def path(self) -> Path | None:
+        """The file that it is, on a local file system; None elsewhere."""
+        backend = self.tier.backend
+        if not (backend.traits.local and backend.url.startswith("file:")):
+            return None
+        return root_path(backend.url) / self.key
 
 
 def by_nearness(site: Site) -> tuple[Tier, ...]:
@@ -129,14 +139,14 @@ class Nearest:
 
     def fill(self, pack: str, start: int, target: memoryview, chunks: Sequence[Chunk], *, verify: bool = True) -> None:
         """Fill ``target`` from ``start`` on, so that ``chunks``, which lie in that range of ``pack``, are what their
-        digests say. Without ``verify`` from the first copy that can be read.
+        digests say. Without ``verify`` from the first copy that can be read; they need not be whole then.
 
         ``Corrupt`` naming tensor, object and offset, ``NotFound`` or ``BackendError`` if no copy has them: what is
         wrong with that on the durable tier, and which others were tried.
         """
         wrong: list[tuple[Copy, CkptError]] = []
         left = chunks
-        for copy in self._copies(pack):
+        for copy in self.copies(pack):
             had = left
             left, error = self._take(copy, start, target, had, whole=len(had) == len(chunks), verify=verify)
             self.log.read(copy.tier, _nbytes(had) - _nbytes(left))
@@ -144,10 +154,7 @@ class Nearest:
                 wrong.append((copy, error))
             if not left:
                 break
-        for copy, error in wrong:
-            if not _differs(error):  # a damaged chunk is no reason to read all others from farther away
-                self._doubt(copy)
-            self.log.wrong(copy.tier, copy.key, error, moved_on=not left)
+        self.tell(wrong, moved_on=not left)
         if left:
             self.repairs.forget()
             raise _told(wrong)
@@ -197,7 +204,14 @@ class Nearest:
         return differs
 
     # -- copies --------------------------------------------------------------------------------
-    def _copies(self, pack: str) -> Iterator[Copy]:
+    def tell(self, wrong: Iterable[tuple[Copy, CkptError]], *, moved_on: bool) -> None:
+        """Log what was wrong with copies. ``moved_on``: another one had what was wanted."""
+        for copy, error in wrong:
+            if not _differs(error):  # a damaged chunk is no reason to read all others from farther away
+                self._doubt(copy)
+            self.log.wrong(copy.tier, copy.key, error, moved_on=moved_on)
+
+    def copies(self, pack: str) -> Iterator[Copy]:
         """Nearest first. Repairs of a copy follow it, and are looked for only by who gets that far; what could not be
         read before comes last."""
         doubtful = []
@@ -216,7 +230,7 @@ class Nearest:
         yield from doubtful
 
     def _first(self, pack: str) -> Copy:
-        return next(self._copies(pack))
+        return next(self.copies(pack))
 
     def _is_doubtful(self, copy: Copy) -> bool:
         with self._lock:

@@ -27,7 +27,7 @@ class _StoredBytes:
 
 def every_tensor(opened: Opened) -> dict[str, SourceTensor]:
     """All tensors by name, tied names too; what several ranks kept for themselves has ``(rank N)`` beside its name."""
-    source = VerifiedBytes(opened.site.backend)
+    source = VerifiedBytes(opened)
     found: dict[str, SourceTensor] = {}
     for name in [*opened.index, *opened.manifest.aliases]:
         entries = opened.stored.every(name)

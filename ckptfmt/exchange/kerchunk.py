@@ -100,7 +100,7 @@ class _References:
     def __init__(self, opened: Opened, root: str, side: _SideFile) -> None:
         self._root = root.rstrip("/")
         self._side = side
-        self._source = VerifiedBytes(opened.site.backend)
+        self._source = VerifiedBytes(opened)
         self.documents: dict[str, Any] = {}
         self.ranges: dict[str, Any] = {}
 

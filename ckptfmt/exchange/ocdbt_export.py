@@ -170,7 +170,7 @@ def _write(opened: Opened, place: _Place, found: _Values, database: ocdbt.Databa
 
 
 def _copy(opened: Opened, key: str, found: _Values, count: Count) -> None:
-    source = VerifiedBytes(opened.site.backend)
+    source = VerifiedBytes(opened)
     writer = opened.site.backend.open_writer(key, found.copied_nbytes)
     try:
         for offset, chunk in found.copied:

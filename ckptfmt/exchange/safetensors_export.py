@@ -135,7 +135,7 @@ def _sources(opened: Opened, chosen: Chosen) -> tuple[dict[str, SourceTensor], d
     """Tensors by the names that they get, and tied name -> the name under which its tensor is written: once, as
     save_pretrained does, which leaves it to the model to tie it again."""
     selection = Selection(chosen.keys, chosen.exclude)
-    bytes_of = VerifiedBytes(opened.site.backend)
+    bytes_of = VerifiedBytes(opened)
     aliases = opened.manifest.aliases
     found: dict[str, SourceTensor] = {}
     tied: dict[str, str] = {}

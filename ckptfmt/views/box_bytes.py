@@ -1,4 +1,7 @@
-"""Ranges of bytes of stored boxes, for views that are asked for some of them at any time, from any thread."""
+"""Ranges of bytes of stored boxes, for views that are asked for some of them at any time, from any thread.
+
+They come from the nearest tier that has them, as in every other reader (spec/tiers.md, "Reading").
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
 from ckptfmt.engine.arena import map_memory
+from ckptfmt.engine.nearest import Copy
+from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.read import StoredBox, check_chunk
-from ckptfmt.engine.rereading import read_whole
-from ckptfmt.errors import Corrupt, NotFound, Unavailable
-from ckptfmt.ports.backend import Backend
+from ckptfmt.errors import CkptError, Corrupt, NotFound
 
 KEPT_BYTES: Final = 64 << 20
 """Of chunks that were verified: readers ask for pieces of them, one after the other."""
@@ -32,8 +36,8 @@ _Key = tuple[str, int]
 
 class BoxBytes(Protocol):
     def read(self, box: StoredBox, first: int, stop: int) -> memoryview:
-        """Bytes ``first`` up to ``stop`` of ``box``, not to be written to. Raises as ``Backend.read_into`` does, and
-        ``Corrupt`` for what does not have its digest, if that is looked at."""
+        """Bytes ``first`` up to ``stop`` of ``box``, not to be written to. Raises as ``Nearest.fill`` does: ``Corrupt``
+        for what has its digest nowhere, if that is looked at."""
 
     def at_hand(self, box: StoredBox, first: int, stop: int) -> bool:
         """Whether ``read`` would return at once."""
@@ -42,12 +46,15 @@ class BoxBytes(Protocol):
 class UnverifiedBytes:
     """Exactly what was asked for, as it comes."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
 
     def read(self, box: StoredBox, first: int, stop: int) -> memoryview:
-        data = map_memory(stop - first)[: stop - first]
-        self._backend.read_into(box.pack, box.offset + first, data)
+        start, nbytes = box.offset + first, stop - first
+        data = map_memory(nbytes)[:nbytes]
+        wanted = (box, first // box.chunk_bytes, start, nbytes)
+        with self._opened.noting_damage():
+            self._opened.nearest.fill(box.pack, start, data, [wanted], verify=False)
         return data
 
     def at_hand(self, box: StoredBox, first: int, stop: int) -> bool:
@@ -83,8 +90,8 @@ class _Under(Generic[_T]):
 class VerifiedBytes:
     """Reads whole chunks, since only those can be compared with their digests, and keeps the last ``KEPT_BYTES``."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
         self._reading = _Under[memoryview]()
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, memoryview] = OrderedDict()
@@ -133,63 +140,109 @@ class VerifiedBytes:
         offset, nbytes = _extent(box, number)
         start, stop = align_down(offset), min(align_up(offset + nbytes), box.pack_bytes)
         memory = map_memory(stop - start)[: stop - start]
-        data = memory[offset - start : offset - start + nbytes]
+        with self._opened.noting_damage():
+            self._opened.nearest.fill(box.pack, start, memory, [(box, number, offset, nbytes)])
+        return memory[offset - start : offset - start + nbytes].toreadonly()
 
-        def read() -> None:
-            self._backend.read_into(box.pack, start, memory)
-            check_chunk(box, number, offset, data)
 
-        read_whole(read)
-        return data.toreadonly()
+@dataclass(frozen=True)
+class _Mapping:
+    """A pack as a file shows it. ``looked_at``: offset of a chunk -> whether it may be shown."""
+
+    copy: Copy
+    path: Path
+    memory: memoryview
+    looked_at: dict[int, bool] = field(default_factory=dict)
 
 
 class MappedBytes:
-    """Packs of a local file system, shown without a copy. With ``verify`` every chunk is compared with its digest
-    before any of it is shown for the first time.
+    """Packs of local file systems, shown without a copy from the nearest of them. With ``verify`` every chunk is
+    compared with its digest before any of it is shown for the first time. What no local tier can show so comes from
+    ``otherwise``.
 
     Pages that the system drops afterwards come from the disk once more, unverified; and if they do not come, or the
     file was cut short, the process ends with a signal that nobody can catch. So this is for those who ask for it.
     """
 
-    def __init__(self, path_of: Callable[[str], Path], *, verify: bool) -> None:
-        self._path_of = path_of
+    def __init__(self, opened: Opened, otherwise: BoxBytes, *, verify: bool) -> None:
+        self._opened = opened
+        self._otherwise = otherwise
         self._verify = verify
         self._lock = threading.Lock()
-        self._packs: OrderedDict[str, memoryview] = OrderedDict()
-        self._looking = _Under[None]()
-        self._seen: set[_Key] = set()
+        self._packs: OrderedDict[str, _Mapping] = OrderedDict()
+        self._looking = _Under[bool]()
+        self._looked_at: dict[tuple[str, str], dict[int, bool]] = {}
+        """By copy, for when it is mapped again."""
 
     def read(self, box: StoredBox, first: int, stop: int) -> memoryview:
         pack = self._pack(box)
-        for number in range(first // box.chunk_bytes, (stop - 1) // box.chunk_bytes + 1):
-            key = (box.pack, box.offset + number * box.chunk_bytes)
-            if key not in self._seen:
-                self._looking.run(key, lambda key=key, number=number: self._look_at(key, box, number, pack))  # type: ignore[misc]
-        return pack[box.offset + first : box.offset + stop]
+        numbers = range(first // box.chunk_bytes, (stop - 1) // box.chunk_bytes + 1)
+        if pack is None or not all(self._shows(pack, box, number) for number in numbers):
+            return self._otherwise.read(box, first, stop)
+        return pack.memory[box.offset + first : box.offset + stop]
 
     def at_hand(self, box: StoredBox, first: int, stop: int) -> bool:
-        return all((box.pack, at) in self._seen for at in _chunks(box, first, stop))
+        pack = self._packs.get(box.pack)
+        if pack is not None and all(pack.looked_at.get(at) for at in _chunks(box, first, stop)):
+            return True
+        return self._otherwise.at_hand(box, first, stop)
 
-    def _look_at(self, key: _Key, box: StoredBox, number: int, pack: memoryview) -> None:
-        """Bring a chunk in, and compare it."""
-        if key in self._seen:
-            return
+    def _shows(self, pack: _Mapping, box: StoredBox, number: int) -> bool:
+        at = box.offset + number * box.chunk_bytes
+        found = pack.looked_at.get(at)
+        if found is None:
+            found = self._looking.run((str(pack.path), at), lambda: self._look_at(pack, box, number))
+        return found
+
+    def _look_at(self, pack: _Mapping, box: StoredBox, number: int) -> bool:
+        """Bring a chunk in, and compare it. Who reads it after a refusal tells what is wrong."""
         offset, nbytes = _extent(box, number)
+        found = pack.looked_at.get(offset)
+        if found is not None:
+            return found
         start = align_down(offset)
-        _bring_in(pack, start, offset + nbytes - start, self._path_of(box.pack))
-        if self._verify:
-            check_chunk(box, number, offset, pack[offset : offset + nbytes])
-        self._seen.add(key)
+        try:
+            _bring_in(pack.memory, start, offset + nbytes - start)
+            if self._verify:
+                check_chunk(box, number, offset, pack.memory[offset : offset + nbytes])
+        except (OSError, Corrupt):
+            pack.looked_at[offset] = False
+        else:
+            self._opened.nearest.log.read(pack.copy.tier, nbytes)
+            pack.looked_at[offset] = True
+        return pack.looked_at[offset]
 
-    def _pack(self, box: StoredBox) -> memoryview:
+    def _pack(self, box: StoredBox) -> _Mapping | None:
         with self._lock:
             found = self._packs.get(box.pack)
             if found is None:
-                found = self._packs[box.pack] = _map(self._path_of(box.pack), box.pack_bytes)
+                found = self._mapped(box)
+                if found is None:
+                    return None
+                self._packs[box.pack] = found
                 if len(self._packs) > MAPPED_MAX:  # what was shown of it keeps it mapped
                     self._packs.popitem(last=False)
             self._packs.move_to_end(box.pack)
             return found
+
+    def _mapped(self, box: StoredBox) -> _Mapping | None:
+        """The nearest copy that can be mapped; those before it that are not what they should be are told."""
+        nearest, wrong = self._opened.nearest, list[tuple[Copy, CkptError]]()
+        for copy in nearest.copies(box.pack):
+            path = copy.path
+            if path is None:
+                continue
+            try:
+                memory = _map(path, box)
+            except (NotFound, Corrupt) as error:
+                wrong.append((copy, error))
+            except OSError:
+                continue  # it may be read all the same
+            else:
+                with self._opened.noting_damage():
+                    nearest.tell(wrong, moved_on=True)
+                return _Mapping(copy, path, memory, self._looked_at.setdefault(copy.identity, {}))
+        return None
 
 
 def _chunks(box: StoredBox, first: int, stop: int) -> range:
@@ -204,33 +257,22 @@ def _extent(box: StoredBox, number: int) -> tuple[int, int]:
     return box.offset + inner, min(box.chunk_bytes, box.nbytes - inner)
 
 
-def _map(path: Path, nbytes: int) -> memoryview:
+def _map(path: Path, box: StoredBox) -> memoryview:
+    """The pack of ``box``. ``NotFound`` and ``Corrupt`` as for one that is read; ``OSError`` if it cannot be mapped."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise NotFound(
-            f"{path} is not there; open the generation again, or an older one", kind="object_missing"
-        ) from error
-    except OSError as error:
-        raise Unavailable(
-            f"{path} cannot be opened to be mapped: {error}; use mmap=False", errno=error.errno
-        ) from error
+        raise NotFound(f"{path} is not there", kind="object_missing") from error
     try:
         found = os.fstat(descriptor).st_size
-        if found != nbytes:
-            raise Corrupt(
-                f"{path}: expected {nbytes} bytes, found {found}; restore an older generation or another copy",
-                kind="truncated",
-                object=str(path),
-            )
-        return memoryview(mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise Unavailable(f"{path} cannot be mapped: {error}; use mmap=False", errno=error.errno) from error
+        if found != box.pack_bytes:
+            raise Corrupt(f"{path}: expected {box.pack_bytes} bytes, found {found}", kind="truncated", object=box.pack)
+        return memoryview(mmap.mmap(descriptor, found, access=mmap.ACCESS_READ))
     finally:
         os.close(descriptor)
 
 
-def _bring_in(pack: memoryview, start: int, nbytes: int, path: Path) -> None:
+def _bring_in(pack: memoryview, start: int, nbytes: int) -> None:
     """Have the system read pages of a mapping in one call, which can fail where a look at them would be a signal."""
     mapping = pack.obj
     assert isinstance(mapping, mmap.mmap)
@@ -238,4 +280,4 @@ def _bring_in(pack: memoryview, start: int, nbytes: int, path: Path) -> None:
         mapping.madvise(_POPULATE_READ, start, nbytes)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOSYS):  # before Linux 5.14
-            raise Unavailable(f"read {path} at offset {start}: {error}; use mmap=False", errno=error.errno) from error
+            raise

@@ -29,6 +29,7 @@ def open_tensorstore(
         raise InvalidInput("tensorstore is not installed; install it with pip install 'ckptfmt[tensorstore]'")
     import tensorstore
 
+    reading.require_possible(opened)
     node = array_node(stored.name, stored, TENSORSTORE)
     reader = _Reader(opened, node, reading)
     held(reader, guard)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def open_store(opened: Opened, guard: AbstractContextManager[None], reading: Reading) -> GenerationStore:
     """The store over ``opened``, which keeps ``guard`` entered. ``InvalidInput`` without zarr-python 3.1."""
     require_zarr()
+    reading.require_possible(opened)
     from ckptfmt.views.zarr_store import GenerationStore
 
     return GenerationStore(opened, reading, guard)

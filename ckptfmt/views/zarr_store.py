@@ -16,7 +16,7 @@ from ckptfmt.errors import InvalidInput
 from ckptfmt.format.boxes import Extent
 from ckptfmt.views.box_bytes import BoxBytes
 from ckptfmt.views.chunks import Chunk
-from ckptfmt.views.opening import Reading, held, reopened
+from ckptfmt.views.opening import Reading, held, places_of, reopened
 from ckptfmt.views.zarr_dtypes import register
 from ckptfmt.views.zarr_nodes import CHUNKS, DOCUMENT, Nodes, chunk_key
 
@@ -24,8 +24,13 @@ from ckptfmt.views.zarr_nodes import CHUNKS, DOCUMENT, Nodes, chunk_key
 class GenerationStore(Store):
     """A generation's tensors as a flat Zarr v3 group. Made by ``Generation.zarr``; nothing can be written through it.
 
-    It is a registered reader of the generation until it is closed or forgotten, for an hour at most. A pickled one
-    opens the generation again by its URL, by what storage proves.
+    It is a registered reader of the generation until it is closed or forgotten, for an hour at most.
+
+    A pickled one opens the generation again, by what storage proves at the URL of the durable tier, and reads from the
+    other tiers as far as they are there: a stage on its own host only. It carries no secrets: of ``storage_options``
+    neither keys nor tokens, and for a URL of fsspec only those that are ckptfmt's own. So a worker takes credentials
+    from its environment, profile or role, and options of fsspec from the configuration of fsspec
+    (``FSSPEC_<PROTOCOL>_<NAME>``). With ``mmap`` what lies on no local file system there is read.
     """
 
     supports_writes: bool = False
@@ -183,12 +188,15 @@ class GenerationStore(Store):
             "url": opened.site.backend.url,
             "folder": opened.folder,
             "key": opened.info.key,
+            "storage_options": dict(opened.site.backend.storage_options),
+            "tiers": places_of(opened),
             "reading": self._reading,
             "is_open": self._is_open,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        GenerationStore.__init__(self, reopened(state["url"], state["folder"], state["key"]), state["reading"])
+        where = {name: state[name] for name in ("url", "folder", "key", "storage_options", "tiers")}
+        GenerationStore.__init__(self, reopened(**where), state["reading"])
         self._is_open = state["is_open"]
 
     def __str__(self) -> str:

@@ -6,6 +6,8 @@ import json
 import threading
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import load_file
 from tiers_rig import TieredPlace, of_pack, state_of
 
 import ckptfmt
@@ -71,3 +73,22 @@ def test_gc_and_recover_find_the_tiers_that_the_catalog_knows(tmp_path: Path) ->
     assert layout.RETIRED in {info.key.rpartition("/")[2] for info in PosixBackend(copy).list(folder)}
     code, text = command_line("recover", str(root))
     assert (code, text) == (0, "nothing to recover\n")
+
+
+def test_an_export_reads_from_the_tiers_that_the_catalog_knows(tmp_path: Path) -> None:
+    root, stage, copy = tmp_path / "r", tmp_path / "stage", tmp_path / "copy"
+    with ckptfmt.open(root, stage=stage, replicas=[copy]) as repository, repository.checkpointer("run") as checkpointer:
+        checkpointer.save(state_of(1), step=1).result(20)  # type: ignore[union-attr]
+        checkpointer.wait()
+    for place in (root, stage):  # then the replica alone has it
+        for pack in place.rglob("*.safetensors"):
+            pack.unlink()
+        target = tmp_path / f"without-{place.name}"
+        code, text = command_line("export", f"{root}#run", "--safetensors", str(target))
+        assert code == 0, text
+        written = load_file(target / "model.safetensors")
+        with ckptfmt.open(copy, mode="r", catalog="none") as replica:
+            expected = replica.latest("run")
+            assert written.keys() == expected.keys()
+            for name, tensor in expected.items():
+                np.testing.assert_array_equal(written[name], tensor.read(framework="numpy"))

@@ -89,8 +89,9 @@ def test_every_first_answer_is_damaged_and_all_is_read(
 
 
 def test_chunks_shown_to_other_tools_are_read_again(here: Places) -> None:
+    here.wrapped[here.durable] = Line
     opened = here.generation()._opened
-    shown = VerifiedBytes(Line(opened.site.backend))  # type: ignore[arg-type]
+    shown = VerifiedBytes(opened)
     for name, value in here.saved.items():
         (box,) = opened.stored.find(name, None).boxes
         assert bytes(shown.read(box, 0, box.nbytes)) == value.tobytes()

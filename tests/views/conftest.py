@@ -1,4 +1,5 @@
-"""Generations of several ranks are laid out as in tests/ranks; coroutines run, as zarr's own suite expects."""
+"""Generations of several ranks are laid out as in tests/ranks, and those on several tiers as in tests/tiers; coroutines
+run, as zarr's own suite expects."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-_ranks = Path(__file__).parents[1] / "ranks"
-if str(_ranks) not in sys.path:
-    sys.path.append(str(_ranks))
+for _rig in ("ranks", "tiers"):
+    _folder = str(Path(__file__).parents[1] / _rig)
+    if _folder not in sys.path:
+        sys.path.append(_folder)
 
 
 @pytest.hookimpl(tryfirst=True)
