@@ -1,11 +1,11 @@
-"""Times as SQLAlchemy sees them: the column type."""
+"""Times and documents as SQLAlchemy sees them: the column types."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import DateTime, Dialect, String
+from sqlalchemy import JSON, DateTime, Dialect, String
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from ckptfmt.catalog.clock import moment_or_none, to_text
@@ -31,3 +31,17 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         return moment_or_none(value)
+
+
+class Document(TypeDecorator[Any]):
+    """JSON; on PostgreSQL its binary form. That dialect is imported where it is in use: it costs a listing 80 ms."""
+
+    impl = JSON
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> Any:
+        if dialect.name != "postgresql":
+            return dialect.type_descriptor(JSON())
+        from sqlalchemy.dialects.postgresql import JSONB
+
+        return dialect.type_descriptor(JSONB())

@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
-    Dialect,
     Float,
     ForeignKey,
     Identity,
@@ -23,12 +21,11 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
-    TypeDecorator,
     UniqueConstraint,
     false,
 )
 
-from ckptfmt.catalog.column_types import UtcDateTime
+from ckptfmt.catalog.column_types import Document, UtcDateTime
 from ckptfmt.format.states import State
 
 metadata: Final = MetaData(
@@ -43,23 +40,7 @@ metadata: Final = MetaData(
 
 # SQLite gives AUTOINCREMENT (ids are never reused) to INTEGER primary keys only.
 _BIG = BigInteger().with_variant(Integer(), "sqlite")
-
-
-class _Document(TypeDecorator[Any]):
-    """JSON; on PostgreSQL its binary form. That dialect is imported where it is in use: it costs a listing 80 ms."""
-
-    impl = JSON
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> Any:
-        if dialect.name != "postgresql":
-            return dialect.type_descriptor(JSON())
-        from sqlalchemy.dialects.postgresql import JSONB
-
-        return dialect.type_descriptor(JSONB())
-
-
-_JSON = _Document()
+_JSON = Document()
 
 
 def _one_of(column: str, values: list[str]) -> str:

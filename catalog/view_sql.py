@@ -6,7 +6,8 @@ import re
 from typing import Final
 
 from ckptfmt.catalog.clock import NOW
-from ckptfmt.catalog.views import VIEWS, View
+from ckptfmt.catalog.view_contract import View
+from ckptfmt.catalog.views import VIEWS
 from ckptfmt.errors import InvalidInput
 
 _PLACEHOLDER: Final = re.compile(r"\{(now|seconds|concat)(?::([^}]*))?\}")

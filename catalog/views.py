@@ -6,41 +6,9 @@ a test keeps both equal. Columns are only ever added, at the end. Templates are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from ckptfmt.errors import InvalidInput
-
-Kind = Literal["text", "integer", "real", "time"]
-
-
-@dataclass(frozen=True)
-class ViewColumn:
-    name: str
-    kind: Kind
-    meaning: str
-
-
-@dataclass(frozen=True)
-class View:
-    """``order`` is how ``Catalog.view`` sorts the rows; plain SQL states its own."""
-
-    name: str
-    meaning: str
-    columns: tuple[ViewColumn, ...]
-    order: str
-    template: str
-
-
-def _columns(text: str) -> tuple[ViewColumn, ...]:
-    parsed = []
-    for line in filter(None, text.splitlines()):
-        name, kind, meaning = (part.strip() for part in line.split("|"))
-        if kind not in ("text", "integer", "real", "time"):
-            raise InvalidInput(f"view column {name!r} has the unknown kind {kind!r}")
-        parsed.append(ViewColumn(name, kind, meaning))  # type: ignore[arg-type]
-    return tuple(parsed)
-
+from ckptfmt.catalog.view_contract import View, columns
 
 _RUN = """
 repository | text | uuid of the repository
@@ -50,7 +18,7 @@ run | text | name of the run
 _LATEST = View(
     "latest_committed",
     "What a resume would take: the newest committed generation of each run that is not quarantined.",
-    _columns(
+    columns(
         _RUN
         + """
 generation_id | integer | its id
@@ -89,7 +57,7 @@ WHERE place = 1
 _LAG = View(
     "commit_lag",
     "How much work a kill would lose now, one row per run: the newest launch against the latest committed generation.",
-    _columns(
+    columns(
         _RUN
         + """
 launch_id | integer | the newest launch; NULL: the run was never launched
@@ -118,7 +86,7 @@ LEFT JOIN latest_committed AS c ON c.repository = p.uuid AND c.run = r.name
 _IN_FLIGHT = View(
     "in_flight",
     "Generations that are being saved, and whom they wait for.",
-    _columns(
+    columns(
         _RUN
         + """
 generation_id | integer | its id
@@ -178,7 +146,7 @@ WHERE g.state IN ('writing', 'durable')
 _ERRORS = View(
     "flush_errors",
     "Saves that were not committed, and ranks that failed.",
-    _columns(
+    columns(
         _RUN
         + """
 generation_id | integer | the generation
@@ -209,7 +177,7 @@ WHERE q.state = 'failed'
 _STALLS = View(
     "stalls",
     "What each save cost: the time for which training was blocked, and the flush behind it.",
-    _columns(
+    columns(
         _RUN
         + """
 generation_id | integer | the generation
@@ -252,7 +220,7 @@ LEFT JOIN (
 _SPACE = View(
     "space_by_run",
     "Bytes that each run occupies on the durable tier, by what would free them.",
-    _columns(
+    columns(
         _RUN
         + """
 committed_generations | integer | generations that can be restored
@@ -289,7 +257,7 @@ GROUP BY p.uuid, r.id, r.name
 _REPLICA_LAG = View(
     "replica_lag",
     "What each replica lacks, one row per run and replica. Committed generations count that are not quarantined.",
-    _columns(
+    columns(
         _RUN
         + """
 tier | text | uuid of the replica

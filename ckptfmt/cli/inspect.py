@@ -64,12 +64,13 @@ def _tensor(place: Place, arguments: Namespace) -> int:
 
 
 def _generation(place: Place, arguments: Namespace) -> int:
-    from ckptfmt.cli import generation_view as g
     from ckptfmt.cli.exit_codes import problem_code
+    from ckptfmt.cli.generation_page import show_generation
+    from ckptfmt.cli.generation_view import generation_view
     from ckptfmt.cli.output import emit
 
-    view = g.generation_view(place, every=arguments.tensors)
-    emit(view, lambda page: g.show_generation(page, view, place.now()), as_json=arguments.as_json)
+    view = generation_view(place, every=arguments.tensors)
+    emit(view, lambda page: show_generation(page, view, place.now()), as_json=arguments.as_json)
     return 0 if view.problem is None else problem_code(view.problem.kind)
 
 

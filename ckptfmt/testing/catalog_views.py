@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ckptfmt.catalog.views import VIEWS, Kind
+from ckptfmt.catalog.view_contract import Kind
+from ckptfmt.catalog.views import VIEWS
 from ckptfmt.errors import InvalidInput
 from ckptfmt.testing.catalog_job import REPOSITORY, Job, MakeCatalog, RawSql
 
