@@ -108,7 +108,7 @@ def _begin(
             coordination=meeting.coordination,
             commit_timeout=order.commit_timeout,
             stager=_stager(site, record, ranks),
-            spreader=Spreader(site, ranks, patience=order.commit_timeout) if site.tiers.replicas else None,
+            spreader=_spreader(site, order, meeting),
             bytes_max=order.modes.bytes_max,
         )
         decisions = _decisions(order, flag, meeting)
@@ -136,6 +136,12 @@ def _stager(site: Site, run: RunRecord, ranks: Ranks) -> Stager | None:
     keeper = StageKeeper(tier, site.sql(), run.key, ranks.rank)
     keeper.clean()
     return Stager(tier, keeper, site.sql(), ranks.rank)
+
+
+def _spreader(site: Site, order: LaunchOrder, meeting: Meeting) -> Spreader | None:
+    if not site.tiers.replicas:
+        return None
+    return Spreader(site, order.ranks, meeting.board, patience=order.commit_timeout)
 
 
 def _decisions(order: LaunchOrder, flag: PreemptionFlag, meeting: Meeting) -> Decisions:

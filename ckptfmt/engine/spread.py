@@ -50,7 +50,10 @@ def missing_packs(row: GenerationRecord, manifest: Manifest, tier: Tier) -> list
 
 
 def copy_verdict(site: Site, row: GenerationRecord, manifest: Manifest, tier: Tier) -> None:
-    """Parts, manifest, COMMIT.json and hint, once all packs are there; the catalog is told."""
+    """Parts, manifest, COMMIT.json and hint, once all packs are there; the catalog is told.
+
+    To be called once whoever copied the packs has said that it compared them: here only their lengths are.
+    """
     missing = missing_packs(row, manifest, tier)
     if missing or row.manifest_name is None or row.manifest_digest is None:
         raise NotFound(f"{tier.name} does not hold {len(missing)} packs of generation {row.id}, {missing[:1]} first")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from meeting_rig import WORLD, Job, Rank, assert_saved, rows_of, save_and_wait, 
 import ckptfmt
 from ckptfmt.backends.posix import PosixBackend
 from ckptfmt.format import layout
+from ckptfmt.testing.crash_checks import command_line
 from ckptfmt.testing.faults import Fault
 from ckptfmt.tiering import TierOrder
 
@@ -165,3 +168,67 @@ def test_a_slow_rank_is_waited_for_by_the_coordinator_of_a_replica(start: Start,
     job.tiers = lambda rank: TierOrder(replicas=[tmp_path / "copy"])
     job.run(body)
     assert ckptfmt.load(f"{tmp_path / 'copy'}#run", catalog="none", rank=3)["step"] == 1
+
+
+def test_bytes_that_a_rank_did_not_compare_count_for_nothing(start: Start, root: Path, tmp_path: Path) -> None:
+    """What lies on the replica under the name of a pack is as long, and is not the pack: as if somebody had died there
+    whose file system writes in place. Its rank cannot copy over it, and the coordinator sees only the length."""
+
+    def body(rank: Rank) -> Any:
+        with rank.checkpointer() as checkpointer:
+            if rank.rank == 2:
+                real = PosixBackend.open_writer
+
+                def refused(self: PosixBackend, key: str, nbytes: int) -> Any:
+                    if "copy" in self.url:
+                        with contextlib.suppress(ckptfmt.Conflict):
+                            self.create(key, bytes(nbytes))
+                        raise ckptfmt.AccessDenied("not yours")
+                    return real(self, key, nbytes)
+
+                PosixBackend.open_writer = refused  # type: ignore[method-assign]
+            return save_and_wait(checkpointer, rank.state(1), 1)
+
+    job = start()
+    job.tiers = lambda rank: TierOrder(replicas=[tmp_path / "copy"])
+    (number, *_) = {outcome["id"] for outcome in job.run(body)}
+    assert_saved(root, 1, WORLD)
+    (folder,) = (tmp_path / "copy" / "runs").glob("*/*/r00000-p000.safetensors")
+    assert (folder.parent / layout.pack_name(2, 0)).stat().st_size > 0
+    assert not (folder.parent / layout.COMMIT).exists()
+    with ckptfmt.open(root, replicas=[tmp_path / "copy"]) as repository:
+        site = repository._connection.site
+        (tier,) = site.tiers.replicas
+        assert [row.id for row in site.sql().unreplicated("run", tier.uuid)] == [number]
+        assert site.sql().replicas(number) == []
+    code, text = command_line("replicate", str(root), "--yes")
+    assert code == 0, text
+    assert ckptfmt.load(f"{tmp_path / 'copy'}#run", catalog="none", rank=2)["own"] == {"position": 102}
+
+
+def test_what_ranks_say_of_their_copies_does_not_gather(start: Start, root: Path, tmp_path: Path) -> None:
+    """One save of which a rank could not copy its pack, and two of which all could."""
+
+    def body(rank: Rank) -> Any:
+        real = PosixBackend.open_writer
+
+        def refused(self: PosixBackend, key: str, nbytes: int) -> Any:
+            if "copy" in self.url and layout.pack_name(1, 0) in key and not (tmp_path / "refused").exists():
+                (tmp_path / "refused").touch()
+                raise ckptfmt.AccessDenied("not yet")
+            return real(self, key, nbytes)
+
+        PosixBackend.open_writer = refused  # type: ignore[method-assign]
+        with rank.checkpointer() as checkpointer:
+            return [save_and_wait(checkpointer, rank.state(step), step) for step in (1, 2, 3)]
+
+    job = start()
+    job.tiers = lambda rank: TierOrder(replicas=[tmp_path / "copy", tmp_path / "copy2"])
+    job.run(body)
+    with ckptfmt.open(root, replicas=[tmp_path / "copy", tmp_path / "copy2"]) as repository:
+        site = repository._connection.site
+        lacks = [[row.step for row in site.sql().unreplicated("run", tier.uuid)] for tier in site.tiers.replicas]
+    assert sorted(lacks) == [[], [1]]
+    with contextlib.closing(sqlite3.connect(root / "catalog.sqlite")) as raw:
+        topics = [topic for (topic,) in raw.execute("SELECT topic FROM messages")]
+    assert [topic for topic in topics if topic.startswith("replica/")] == []

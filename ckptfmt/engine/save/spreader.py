@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from ckptfmt.engine import spread, verdicts
@@ -15,12 +16,14 @@ from ckptfmt.engine.opened import read_manifest
 from ckptfmt.engine.replicate import Pace, Source
 from ckptfmt.engine.save.boards import Looks
 from ckptfmt.engine.save.context import Ranks
+from ckptfmt.engine.save.outcome import tell, words
 from ckptfmt.engine.site import Site
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.engine.transfer import Background
-from ckptfmt.errors import CkptError
-from ckptfmt.format.manifest import Manifest
-from ckptfmt.format.part import Part
+from ckptfmt.errors import CatalogError, CkptError
+from ckptfmt.format.manifest import Manifest, manifest_digest
+from ckptfmt.format.part import Part, encode_part
+from ckptfmt.ports.coordination import Board, Body
 from ckptfmt.ports.records import GenerationRecord
 
 log = logging.getLogger("ckptfmt")
@@ -44,12 +47,17 @@ class GivenUp(CkptError):
 
 
 class Spreader:
-    """Of one rank: it copies its own packs; the coordinator's goes on to what proves them, once all are there."""
+    """Of one rank: it copies its own packs and tells the coordinator; the coordinator's goes on to what proves them,
+    once every rank has said that it compared what it copied. ``board`` may be None where no other rank saves."""
 
-    def __init__(self, site: Site, ranks: Ranks, *, patience: float) -> None:
+    def __init__(self, site: Site, ranks: Ranks, board: Board | None, *, patience: float) -> None:
         self._site = site
         self._ranks = ranks
+        self._board = board
+        self._others = [rank for rank in ranks.members if rank != ranks.rank]
         self._patience = patience
+        self._unforgotten: dict[str, list[str]] = {}
+        """Topics with messages of other ranks, by tier. Of the coordinator's thread."""
         self._changed = threading.Condition()
         self._orders: deque[_Order] = deque()
         self._thread: Background | None = None
@@ -111,36 +119,75 @@ class Spreader:
         row = order.row
         pace = Pace(limiter=self._site.tiers.limiter, give_up=self._give_up, copied=self._note_moved)
         try:
-            if tier.uuid not in row.tiers:
-                spread.copy_packs(row, order.part, tier, order.sources, pace)
+            if tier.uuid not in row.tiers:  # else each part has said so
+                self._copy_packs(order, tier, pace)
             if self._ranks.is_coordinator:
                 manifest = self._manifest(row)
-                self._await_packs(row, manifest, tier)
+                if tier.uuid not in row.tiers and self._others:
+                    self._await_others(row, manifest, tier)
                 spread.copy_verdict(self._site, row, manifest, tier)
         except Exception as error:
             told = "generation %d of run %r is not on the %s: %s; `ckptfmt replicate` catches up"
             log.warning(told, row.id, row.run, tier.name, error)
+
+    def _copy_packs(self, order: _Order, tier: Tier, pace: Pace) -> None:
+        """Tell the coordinator of the part whose packs are there now, each chunk compared; or why they are not."""
+        fault: str | None = None
+        try:
+            spread.copy_packs(order.row, order.part, tier, order.sources, pace)
+        except BaseException as error:
+            fault = words(error)
+            raise
+        finally:
+            board, rank = self._board, self._ranks.rank
+            if board is not None and not self._ranks.is_coordinator and not self._over:
+                body = {"part": manifest_digest(encode_part(order.part)), "fault": fault}
+                tell("what this rank has copied", lambda: board.post(_topic(order.row, tier), rank, body))
 
     def _manifest(self, row: GenerationRecord) -> Manifest:
         if row.manifest_name is None or row.manifest_digest is None:
             raise AssertionError("committed without a manifest")
         return read_manifest(self._site, verdicts.folder_of(row), row.manifest_name, row.manifest_digest, row.key)
 
-    def _await_packs(self, row: GenerationRecord, manifest: Manifest, tier: Tier) -> None:
-        """Until other ranks have copied theirs: as long as something happens."""
+    def _await_others(self, row: GenerationRecord, manifest: Manifest, tier: Tier) -> None:
+        """Until each other rank has copied what its part names, by its own word: what lies there under the name of a
+        pack, and is as long, may be what somebody left who died. As long as something happens."""
+        board, topic = self._board, _topic(row, tier)
+        if board is None:
+            raise AssertionError("several ranks without a board")
+        self._unforgotten.setdefault(tier.uuid, []).append(topic)
         looks, since, before = Looks(_LOOK_SECONDS), time.monotonic(), -1
-        while True:
+        while (heard := self._heard(board, topic)) is None:
             left = len(spread.missing_packs(row, manifest, tier))
-            if not left:
-                return
             if left != before:
                 since, before = time.monotonic(), left
                 self._note_moved()
             ending = self._closing or not threading.main_thread().is_alive()  # the interpreter waits for this thread
             if time.monotonic() - since > (_LAST_LOOKS_SECONDS if ending else self._patience):
-                raise GivenUp(f"{left} packs of other ranks do not come")
+                raise GivenUp("not every rank says that its packs are there")
             self._give_up()
             looks.rest()
+        self._forget(board, tier)
+        parts = {rank.rank: rank.part_digest for rank in self._site.sql().ranks(row.id)}
+        for rank, body in sorted(heard.items()):
+            if body["fault"] is not None:
+                raise GivenUp(f"rank {rank}: {body['fault']}")
+            if body["part"] != parts.get(rank):
+                raise GivenUp(f"rank {rank} has copied what another part names than the one that it acknowledged")
+
+    def _heard(self, board: Board, topic: str) -> dict[int, Body] | None:
+        """What all other ranks say; None while one has said nothing, or the board does not answer."""
+        try:
+            return board.complete(topic, self._others)
+        except CatalogError as error:
+            if not error.transient:
+                raise
+            return None
+
+    def _forget(self, board: Board, tier: Tier) -> None:
+        """The messages about this generation, and those before it that were given up: each rank has gone on."""
+        for topic in self._unforgotten.pop(tier.uuid, []):
+            tell("that their copies are known", partial(board.forget, topic, self._others))
 
     def _note_moved(self, nbytes: int = 0) -> None:
         self._moved_at = time.monotonic()
@@ -148,3 +195,7 @@ class Spreader:
     def _give_up(self) -> None:
         if self._over:
             raise GivenUp("the launch has ended")
+
+
+def _topic(row: GenerationRecord, tier: Tier) -> str:
+    return f"replica/{row.save_number}/{tier.uuid}"
