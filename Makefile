@@ -53,7 +53,7 @@ test: $(VENV)/.installed-dev ## Run the tests
 	$(PY) -m pytest -n 4 --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.installed-dev ## Run the tests that need much time or memory
-	$(PY) -m pytest -m slow $(ARGS)
+	$(PY) -m pytest -n 4 --dist loadfile -m slow $(ARGS)
 
 rigs: $(VENV)/.installed-dev ## Run the tests on real disks and NFS: power cuts, failing, full and vanishing ones (root that may mount; see .ci/run)
 	$(PY) -m pytest -m rig tests/rigs $(ARGS)

@@ -72,6 +72,7 @@ def backend(options: dict[str, Any], root: str) -> Backend:
     return backend_for(f"fsspec+s3://{root}", options, create=True)
 
 
+@pytest.mark.slow
 def test_an_error_in_mid_upload_publishes_nothing_and_leaves_no_upload(
     backend: Backend, raw: Any, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_server_that_ignores_conditions_is_not_written_to(liar: tuple[str, dic
     assert backend_for(url, options).list("") == []  # the probe went away again
 
 
+@pytest.mark.slow
 def test_a_user_who_vouches_for_being_alone_may_write_there(
     liar: tuple[str, dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

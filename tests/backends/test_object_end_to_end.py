@@ -46,6 +46,7 @@ def _equal(found: Any) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_saved_restored_thinned_verified_and_read_by_proof(url: str, catalog: str) -> None:
     with ckptfmt.open(url, catalog=catalog) as repository:
         with repository.checkpointer("llama", every_steps=1) as checkpointer:

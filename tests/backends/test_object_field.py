@@ -93,6 +93,7 @@ def test_what_others_write_is_seen_at_once(url: str, catalog: str) -> None:
         backend.close()
 
 
+@pytest.mark.slow
 def test_abandoned_uploads_are_swept_by_gc(url: str, catalog: str) -> None:
     with ckptfmt.open(url, catalog=catalog, storage_options=_OPTIONS) as repository:
         with repository.checkpointer("llama") as checkpointer:

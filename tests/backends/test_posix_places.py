@@ -245,6 +245,7 @@ def write_until_killed(root: Path, at: int) -> None:
     writer.finish()
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_system_call_shows_nothing_or_all(tmp_path: Path) -> None:
     """SIGKILL before every system call of a create and of a large object, in turn."""
     seen: set[tuple[bool, bool]] = set()

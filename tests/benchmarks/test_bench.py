@@ -28,6 +28,7 @@ def silent(text: str) -> None:
     """Nobody looks."""
 
 
+@pytest.mark.slow
 def test_it_measures_and_leaves_a_repository_as_it_was(tmp_path: Path) -> None:
     ckptfmt.save({"epoch": 3}, tmp_path, run="mine")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
@@ -43,6 +44,7 @@ def test_it_measures_and_leaves_a_repository_as_it_was(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_text_puts_the_limits_first_and_tells_of_leftovers(tmp_path: Path) -> None:
     (tmp_path / "ckptfmt-bench-old").mkdir()
     done = subprocess.run(
@@ -91,6 +93,7 @@ def test_where_sqlite_cannot_be_trusted_the_catalog_lies_elsewhere(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_terminated_bench_cleans_up(tmp_path: Path) -> None:
     process = subprocess.Popen(command(tmp_path, "--bytes", "20M", "--saves", "100"), stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60

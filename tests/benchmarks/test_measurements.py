@@ -45,6 +45,7 @@ def run_quick(folder: Path, *groups: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_quick_run_prints_limits_beside_figures_and_leaves_only_results(tmp_path: Path) -> None:
     text = run_quick(tmp_path, "saves small", "loads small")
     for title in ("Saves of the small state", "Loads of the small state", "Goals"):
@@ -124,6 +125,7 @@ def test_contenders_that_are_compared_can_save() -> None:
     assert set(IN_PLACE) <= set(SAVERS)
 
 
+@pytest.mark.slow
 def test_a_job_runs_in_a_process_of_its_own_and_tells_its_error(tmp_path: Path) -> None:
     wrong = Job(
         "loading.measure_loads", "ckptfmt", "train", 1_000_000, 20, tmp_path, 1, (("digest", ""), ("ways", WAYS))

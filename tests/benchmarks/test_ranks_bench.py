@@ -104,6 +104,7 @@ def test_a_goal_is_missed_by_its_best_round() -> None:
     assert [(goal["found"], goal["met"]) for goal in curve] == [(1.0, True), (1.5, False)]
 
 
+@pytest.mark.slow
 def test_a_quick_run_commits_and_reads_in_fresh_processes(tmp_path: Path) -> None:
     text, document = run_quick(tmp_path, "large")
     assert "C3 and C4 of 16 x 30 mesh" in text

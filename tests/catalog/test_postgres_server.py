@@ -42,6 +42,7 @@ def mortal_url(mortal: PostgresServer) -> str:
 
 
 # -- many processes -------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, pytest.param(15, marks=pytest.mark.slow)])
 def test_sixteen_processes_share_a_run(pg_url: str, pg_make_catalog: MakeCatalog, pg_raw: RawSql, rounds: int) -> None:
     """Ranks of one launch: each save is begun once, every report arrives, the order of commits has no gap."""

@@ -177,6 +177,7 @@ def command(*arguments: object) -> str:
     return f"from ckptfmt.cli.main import main\nmain({list(map(str, arguments))!r})"
 
 
+@pytest.mark.slow
 def test_without_torch_what_needs_it_says_so_and_the_rest_works(place: Path, tmp_path: Path) -> None:
     for verb in (["inspect", place / "dcp"], ["inspect", place / "w.safetensors", "--tensor", "b"]):
         done = in_process_without("torch", command(*verb))

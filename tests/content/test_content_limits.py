@@ -76,6 +76,7 @@ def run(code: str, *arguments: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_fr115_open_files_stay_bounded(tmp_path: Path) -> None:
     run(
         """
@@ -95,6 +96,7 @@ for _ in range(30):
     )
 
 
+@pytest.mark.slow
 def test_fr113_a_restore_without_atomic_needs_no_second_copy(tmp_path: Path) -> None:
     """Peak memory above the live state: far less than the state, and the default never asks for a device."""
     run(

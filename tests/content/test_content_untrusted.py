@@ -209,6 +209,7 @@ def test_fr125_mutations_end_in_a_typed_error_or_in_true_bytes(hostile: Copy, da
         read_all(hostile.place)
 
 
+@pytest.mark.slow
 def test_fr124_no_pickle_is_read_or_written_by_anything(tmp_path: Path) -> None:
     """An audit hook sees every class that an unpickler looks up, and imports are watched for other serialisers."""
     code = """

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
 from json_contract import check_report
 
 from ckptfmt.demo.main import run_demo
@@ -41,6 +42,7 @@ def start_forked(arguments: Sequence[str], output: Path) -> Forked:
     return Forked(process)
 
 
+@pytest.mark.slow
 def test_training_resumes_identically_after_ten_random_kills(tmp_path: Path) -> None:
     said: list[str] = []
     report = run_demo(

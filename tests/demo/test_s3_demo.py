@@ -83,6 +83,7 @@ def test_a_folder_with_something_in_it_is_refused_before_a_server_starts(
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
+@pytest.mark.slow
 def test_what_fails_beside_the_server_is_told_as_it_is_and_the_server_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_each_save_tells_its_moments_and_who_finished_it(tmp_path: Path) -> None
     assert lines[4].split()[:3] == ["#4", "3", "-"]
 
 
+@pytest.mark.slow
 def test_an_inference_host_loads_without_an_sql_library(tmp_path: Path) -> None:
     model = {"w": np.arange(1000.0), "b": np.ones(3, np.float32)}
     ckptfmt.save({"model": model, "step": 1}, tmp_path / "ckpts", run="demo")

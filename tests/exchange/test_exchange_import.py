@@ -248,6 +248,7 @@ def test_a_save_that_was_never_completed_is_told(tmp_path: Path) -> None:
         open_foreign(folder)
 
 
+@pytest.mark.slow
 def test_an_import_needs_no_more_memory_than_it_may(tmp_path: Path) -> None:
     """A file of 600 MB that is mostly a hole; numpy, the library and the interpreter come to some 100 MB."""
     nbytes = 600 << 20

@@ -241,6 +241,7 @@ def test_what_cannot_be_chosen(saved: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_export_streams(tmp_path: Path) -> None:
     """600 MB of zeros; the interpreter, numpy and what is kept of chunks come to some 200 MB."""
     import numpy as np

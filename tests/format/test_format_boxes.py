@@ -120,6 +120,7 @@ def test_tiling_agrees_with_counting(data: st.DataObject) -> None:
     assert (check_tiling(shape, pieces).reason is None) == bool((counts == 1).all())
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_slabs_are_the_slice(data: st.DataObject) -> None:

@@ -296,6 +296,7 @@ def grids(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
     return shape, boxes
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(grids(), min_size=1, max_size=4), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_any_shares_of_any_tilings(tensors: list[tuple[Any, list[Box]]], world: int, chance: random.Random) -> None:

@@ -230,6 +230,7 @@ with ckptfmt.open(sys.argv[1]) as repository, repository.checkpointer() as check
 """
 
 
+@pytest.mark.slow
 def test_forked_data_loader_workers_neither_break_a_save_nor_slow_the_next(root: Path) -> None:
     status, out, err = run_child(_FORKED, root, timeout=120)
     assert status == 0, err

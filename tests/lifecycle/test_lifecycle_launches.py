@@ -354,6 +354,7 @@ at_once(work, 8)
 """
 
 
+@pytest.mark.slow
 def test_eight_processes_save_to_runs_of_one_repository_at_once(root: Path) -> None:
     status, _, err = run_child(EIGHT, root, timeout=170)
     assert status == 0, err

@@ -246,6 +246,7 @@ with ckptfmt.open(sys.argv[1]) as repository, repository.checkpointer() as check
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc/self/clear_refs")
 def test_memory_stays_within_the_limit(root: Path) -> None:
     status, out, err = run_child(PEAK, root)

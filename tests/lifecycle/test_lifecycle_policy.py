@@ -256,6 +256,7 @@ with ckptfmt.open(sys.argv[1]) as repository, repository.checkpointer(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_terminated_group_saves_once_and_a_kill_soon_after_harms_nothing(root: Path) -> None:
     """FR-023: a forked worker inherits the handler but not the duty."""
@@ -281,6 +282,7 @@ def test_a_terminated_group_saves_once_and_a_kill_soon_after_harms_nothing(root:
         assert (loaded["w"] == latest.step + 1).all()
 
 
+@pytest.mark.slow
 def test_each_of_five_preemptions_is_resumed_at_the_newest(root: Path) -> None:
     """FR-024: preemption saves are ordinary generations, one for each preemption."""
     steps: list[int] = []

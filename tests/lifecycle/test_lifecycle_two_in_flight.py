@@ -245,6 +245,7 @@ def save_behind_a_failure(checkpointer: Checkpointer) -> PendingSave:
 
 
 # -- deadlines ----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_first_save_that_hangs_is_aborted_and_the_second_committed(place: Place) -> None:
     hold = threading.Event()
     fault = Fault("write_at", hold=hold)
@@ -273,6 +274,7 @@ def test_a_first_save_that_hangs_is_aborted_and_the_second_committed(place: Plac
         assert_state(process.repository.generation(row.id).load(), row.step)
 
 
+@pytest.mark.slow
 def test_two_saves_that_hang_are_both_aborted(place: Place) -> None:
     hold = threading.Event()
     process = place.open(Fault("write_at", hold=hold, times=2))

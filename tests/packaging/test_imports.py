@@ -43,6 +43,7 @@ def test_the_command_line_helps_without_heavy_imports(arguments: list[str]) -> N
     assert not modules_after(code) & {"torch", "numpy", "sqlalchemy", "alembic"}
 
 
+@pytest.mark.slow
 def test_no_room_answers_to_a_bare_name() -> None:
     """``catalog``, ``backends`` and ``migrations`` belong to users; ours are ckptfmt.catalog and so on."""
     code = (

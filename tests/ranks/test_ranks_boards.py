@@ -136,6 +136,7 @@ def test_a_store_that_stops_is_silent_and_comes_back(server: subprocess.Popen[st
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_gone_is_known_at_once(server: subprocess.Popen[str]) -> None:
     assert server.stdout is not None
     store = dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False)

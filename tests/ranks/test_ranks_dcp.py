@@ -60,6 +60,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], list[Any]]] = {
 }
 
 
+@pytest.mark.slow
 def test_every_layout_into_every_layout(start: Callable[..., Job]) -> None:
     """test_dtensor_resharding, test_dtensor_checkpoint and test_hsdp_checkpoint; 10 x 5 divides by no 4."""
 
@@ -168,6 +169,7 @@ def test_fsdp_models_and_optimizers_at_another_world_size(start: Callable[..., J
     assert whole_of(ckptfmt.load(job.root))["list"] == saved[0]["list"]
 
 
+@pytest.mark.slow
 def test_fsdp_with_tensor_parallel_layers_into_fsdp_and_back(start: Callable[..., Job]) -> None:
     """test_2d_fsdp_dt_checkpoint, test_fsdp_tp_checkpoint_conversion and test_tp_checkpoint."""
 

@@ -69,6 +69,7 @@ def faults_of(rank: Rank, where: str, named: dict[str, Any]) -> tuple[list[Fault
     return ([fault], []) if where == "backend" else ([], [fault])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", mostly_slow(STAGES, "in a pack"))
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_rank_is_killed_in_its_save(start: Start, root: Path, stage: str, victim: int) -> None:
@@ -222,6 +223,7 @@ def is_gone(board: Board) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "blamed", "row"),
     [
@@ -287,6 +289,7 @@ def test_a_save_that_no_rank_aborted_is_blamed_on_none(root: Path) -> None:
     assert "the store is gone" in outcome["text"]
 
 
+@pytest.mark.slow
 def test_storage_that_hangs_at_the_proof_keeps_no_rank(
     start: Start, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def layouts(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], list[Box], list[Box]
     return array, grid(shape, cuts[0]), grid(shape, cuts[1]), draw(st.sampled_from([8, 20, 64, 1 << 20]))
 
 
+@pytest.mark.slow
 @given(layouts(), st.booleans(), st.booleans())
 @settings(max_examples=250, deadline=None)
 def test_any_boxes_into_any_others(

@@ -67,6 +67,7 @@ def test_shapes_that_no_number_of_ranks_divides(shape: tuple[int, ...]) -> None:
             round_trip(whole, saved, live)
 
 
+@pytest.mark.slow
 def test_a_parameter_that_was_never_stepped_begins_afresh(tmp_path: Path) -> None:
     """The next step equals that of the job that was not interrupted, at another world size, too."""
     folder = tmp_path / "g"

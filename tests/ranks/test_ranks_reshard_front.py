@@ -25,6 +25,7 @@ def half(rank: int) -> int:
     return rank // 2
 
 
+@pytest.mark.slow
 def test_a_job_shrinks_and_grows(tmp_path: Path) -> None:
     """4 -> 2 -> 4 ranks; the data loader's position is each rank's own, and somebody says whose goes on."""
     root = tmp_path / "repository"

@@ -136,6 +136,7 @@ def resumed(tmp_path: Path, source: Path, target: Path | None, world_size: int, 
     return as_ranks(tmp_path, world_size, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4, 2, 1), pytest.param((4, 2, 8, 1), marks=pytest.mark.slow)], ids=str)
 def test_fsdp_at_one_world_size_after_the_other(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     folder, expected = first(tmp_path, sizes[0])
@@ -149,6 +150,7 @@ def test_fsdp_at_one_world_size_after_the_other(tmp_path: Path, sizes: tuple[int
     assert plain.image() == expected
 
 
+@pytest.mark.slow
 def test_fsdp_to_tensor_parallel_and_back(tmp_path: Path) -> None:
     folder, expected = first(tmp_path, 4)
     grid = tmp_path / "grid"
@@ -164,6 +166,7 @@ def test_tensor_parallel_to_more_of_it_and_to_one_process(tmp_path: Path) -> Non
     assert resumed(tmp_path, folder, None, 1) == [expected]
 
 
+@pytest.mark.slow
 def test_copies_of_shards(tmp_path: Path) -> None:
     """Two groups of ranks that hold the same shards, saved once, into one group of three and back."""
     folder, expected = first(tmp_path, 4, copies=2)
@@ -215,6 +218,7 @@ def test_other_optimizers(tmp_path: Path, kind: Any, options: Any) -> None:
     assert resumed(tmp_path, folder, None, 3, kind=kind, **options) == [expected] * 3
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_has_state_takes_the_saved_one(tmp_path: Path) -> None:
     folder, expected = first(tmp_path, 2)
 
@@ -227,6 +231,7 @@ def test_an_optimizer_that_has_state_takes_the_saved_one(tmp_path: Path) -> None
     assert as_ranks(tmp_path, 3, work) == [expected] * 3
 
 
+@pytest.mark.slow
 def test_moments_of_another_dtype_than_the_parameters(tmp_path: Path) -> None:
     """torch's ``load_state_dict`` would round them to the parameter's."""
     folder = tmp_path / "g"
@@ -279,6 +284,7 @@ def test_a_rank_reads_its_share(tmp_path: Path) -> None:
 
 
 # -- through torch's own helpers ---------------------------------------------------------------------------
+@pytest.mark.slow
 def test_state_dicts_by_torch_s_helpers(tmp_path: Path) -> None:
     """``get_state_dict`` before and ``set_state_dict`` after: DTensors in plain mappings, filled in place."""
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -333,6 +339,7 @@ def spread(size: int, seed: float, *, order: int = 1) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("atomic", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_any_placement_into_any_other(tmp_path: Path, atomic: bool) -> None:
     """Uneven, empty and 0-d shards; on a mesh of two dimensions another order of them."""
@@ -446,6 +453,7 @@ def test_shards_of_several_boxes_and_strided_ones(tmp_path: Path) -> None:
         assert loaded == ["w", "t"]
 
 
+@pytest.mark.slow
 def test_a_module_on_the_meta_device_is_given_memory_first(tmp_path: Path) -> None:
     folder, expected = first(tmp_path, 2)
 

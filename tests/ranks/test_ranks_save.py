@@ -79,6 +79,7 @@ def test_two_saves_in_flight_are_committed_in_their_order(start: Start, root: Pa
     assert_saved(root, 4, WORLD)
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_waited_for(start: Start, root: Path) -> None:
     def body(rank: Rank) -> Any:
         with rank.checkpointer(commit_timeout=20) as checkpointer:

@@ -287,6 +287,7 @@ def test_proposals_leave_no_messages_behind(seats: Callable[..., Seats]) -> None
 
 
 # -- with processes ---------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_one_signalled_rank_of_four_ends_all_at_one_step(start: Start, root: Path) -> None:
     """In mid-step: no rank ends before the others, and none saves another step."""
 

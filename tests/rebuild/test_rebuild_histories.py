@@ -129,6 +129,7 @@ _QUICK = settings(
 )
 
 
+@pytest.mark.slow
 @_QUICK
 @given(steps=STEPS)
 @example(steps=[("rebuild", "a", 0), ("merge", "a", 0), ("abort", "a", 0)])  # the id is nowhere on storage

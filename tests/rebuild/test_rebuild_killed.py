@@ -68,6 +68,7 @@ def _finish(root: Path, how: str) -> None:
         ckptfmt.open(root).close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "timing"), CASES)
 def test_killed_at_every_operation_on_storage(root: Path, tmp_path: Path, how: str, timing: str) -> None:
     after = _prepare(root, how)
@@ -116,6 +117,7 @@ def _killed_at(nth: int, done: list[str]) -> Callable[..., int]:
     return execute_or_die
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "sparse"),
     [

@@ -41,6 +41,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "ckpts"
 
 
+@pytest.mark.slow
 def test_a_lost_database_comes_back_in_an_empty_one(
     root: Path, postgres: PostgresServer, new_database: Callable[..., str]
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_lost_database_comes_back_in_an_empty_one(
         repair_catalog(root, how="rebuild", catalog=second)
 
 
+@pytest.mark.slow
 def test_yesterdays_copy_is_merged(root: Path, postgres: PostgresServer, new_database: Callable[..., str]) -> None:
     today = new_database()
     make_history(root, postgres.url(today))
@@ -132,6 +134,7 @@ def test_a_verdict_with_a_reason_that_no_server_keeps(
     assert found.abort_reason == r"a\x00b"
 
 
+@pytest.mark.slow
 def test_a_copied_root_gets_a_database_of_its_own(
     root: Path, tmp_path: Path, postgres: PostgresServer, new_database: Callable[..., str]
 ) -> None:
@@ -154,6 +157,7 @@ def test_two_rebuilds_at_once(root: Path, postgres: PostgresServer, new_database
         repair_catalog(root, how="rebuild", catalog=second)
 
 
+@pytest.mark.slow
 def test_a_copy_whose_original_is_out_of_sight(
     root: Path, tmp_path: Path, postgres: PostgresServer, new_database: Callable[..., str]
 ) -> None:

@@ -51,6 +51,7 @@ def explain(summaries: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines[:5] + ([f"... and {len(lines) - 5} more"] if len(lines) > 5 else []))
 
 
+@pytest.mark.slow
 def test_a_sample_of_cuts(memory_folder: Path) -> None:
     orders = [
         {"kind": kind, "job": job, "every": 331, "first": first}

@@ -18,6 +18,7 @@ from ckptfmt.ports.backend import Buffer, ObjectWriter
 TOGETHER = 6
 
 
+@pytest.mark.slow
 def test_many_units_of_a_pack_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gathered, numbers = threading.Barrier(TOGETHER), itertools.count(1)
     plain = connect.backend_for

@@ -312,7 +312,7 @@ def test_fr100_a_full_replica_is_named_and_what_was_begun_is_removed(
 @pytest.mark.parametrize("tier", ["stage", "replica"])
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_fr101_a_forbidden_tier_is_told_at_opening(tmp_path: Path, tier: str) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     own = tmp_path / "own"
     own.mkdir()

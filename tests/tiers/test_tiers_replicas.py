@@ -96,6 +96,7 @@ def test_closing_within_a_time_gives_replicas_up(place: TieredPlace, caplog: pyt
     held.hold.set()
 
 
+@pytest.mark.slow
 def test_closing_gives_up_a_replica_that_hangs(place: TieredPlace, caplog: pytest.LogCaptureFixture) -> None:
     """As long as bytes move it is waited for; a mount whose server is gone may hang for ever."""
     process = place.open(replicas=1)

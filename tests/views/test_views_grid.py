@@ -60,6 +60,7 @@ def sharded(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], list[Box]]:
     return array.reshape(shape), draw(st.permutations(boxes))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("target")
 def test_what_is_presented_is_the_tensor() -> None:
     shown = []

@@ -44,6 +44,7 @@ def server(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue("seaweed")
 
 
+@pytest.mark.slow
 def test_a_generation_on_s3_is_read_without_ckptfmt(tmp_path: Path, server: Any, quick: None) -> None:
     from s3_rig import KEY, SECRET
 

@@ -103,6 +103,7 @@ def layouts(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], list[Any]]:
     return array, boxes
 
 
+@pytest.mark.slow
 @given(layouts(), st.sampled_from([16, 64, 4 << 20]))
 @settings(max_examples=100, deadline=None)
 def test_any_boxes_are_shown_as_one_tensor(case: tuple[np.ndarray[Any, Any], list[Any]], target: int) -> None:
@@ -146,6 +147,7 @@ def test_nothing_can_be_written(saved: Callable[..., Any]) -> None:
         array[...] = 2
 
 
+@pytest.mark.slow
 def test_it_is_a_registered_reader_until_it_is_forgotten(tmp_path: Path, quick: None) -> None:
     def readers() -> int:
         with closing(sqlite3.connect(tmp_path / "r" / "catalog.sqlite")) as connection:

@@ -171,6 +171,7 @@ def layouts(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], list[Any], int]:
     return array, boxes, draw(st.sampled_from([8, 20, 64, 1 << 20]))
 
 
+@pytest.mark.slow
 @given(layouts(), st.booleans(), st.sampled_from([16, 64, 4 << 20]))
 @settings(max_examples=120, deadline=None)
 def test_any_boxes_are_shown_as_one_tensor(
@@ -344,6 +345,7 @@ def test_a_range_that_passes_the_end_is_cut(saved: Callable[..., Any]) -> None:
         assert found.to_bytes() == expected
 
 
+@pytest.mark.slow
 def test_a_store_is_pickled_as_its_url(saved: Callable[..., Any], tmp_path: Path) -> None:
     group = saved({"w": np.arange(5)}).zarr_group(mmap=True)
     data = pickle.dumps(group["w"])
