@@ -28,6 +28,10 @@ _IDLE_MAX: Final = 64
 _READ_AT_ONCE: Final = 1 << 20
 
 
+Body = bytes | memoryview | tuple[memoryview, ...]
+"""Of a request. What lies in several pieces of memory is sent as it lies."""
+
+
 class NoAnswer(Exception):
     """The server did not answer, or not to the end. Whether it did what was asked is not known."""
 
@@ -71,7 +75,7 @@ class HttpClient:
         method: str,
         target: str,
         headers: Mapping[str, str],
-        body: bytes | memoryview = b"",
+        body: Body = b"",
         sink: Sink | None = None,
     ) -> Answer:
         """Send a request and read its answer whole, but for a body that ``sink`` takes. ``NoAnswer`` without one."""
@@ -104,7 +108,7 @@ class HttpClient:
         method: str,
         target: str,
         headers: Mapping[str, str],
-        body: bytes | memoryview,
+        body: Body,
     ) -> http.client.HTTPResponse:
         if self._proxy is not None and self._tls is None:
             target = f"http://{self._url.netloc}{target}"
@@ -112,12 +116,13 @@ class HttpClient:
         connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name, value)
-        if len(body) or method in ("PUT", "POST"):
-            connection.putheader("Content-Length", str(len(body)))
+        nbytes = body_bytes(body)
+        if nbytes or method in ("PUT", "POST"):
+            connection.putheader("Content-Length", str(nbytes))
         try:
             connection.endheaders()
-            if len(body):
-                connection.send(body)
+            for piece in pieces_of(body):
+                connection.send(piece)
         except (BrokenPipeError, ConnectionResetError):
             # A server that refuses early hangs up while the body is on its way; its answer may be there to be read.
             with suppress(OSError, http.client.HTTPException):
@@ -175,6 +180,19 @@ class HttpClient:
     def __del__(self) -> None:
         if hasattr(self, "_idle"):
             self._close_idle()
+
+
+def pieces_of(body: Body) -> tuple[bytes, ...] | tuple[memoryview, ...]:
+    """The pieces that are not empty, in their order."""
+    if isinstance(body, tuple):
+        return tuple(piece for piece in body if len(piece))
+    if isinstance(body, bytes):
+        return (body,) if body else ()
+    return (body,) if len(body) else ()
+
+
+def body_bytes(body: Body) -> int:
+    return sum(map(len, pieces_of(body)))
 
 
 def fill(response: http.client.HTTPResponse, view: memoryview, progress: Callable[[int], None]) -> None:

@@ -1,4 +1,4 @@
-"""Parts of an object that come in pieces, held until they are whole."""
+"""Parts of an object that come in pieces, held until they are whole. The piece that is last is not copied."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_MEMORY_MAX: Final = 64 << 20
-"""Bytes of unfinished parts that are held in memory; more lie in temporary files, which the system writes out."""
+_MEMORY_MAX: Final = 96 << 20
+"""Bytes of memory for unfinished parts: six threads send one each and begin another. More lie in temporary files,
+which the system writes out."""
 
 
 class _Room:
     def __init__(self, nbytes: int, memory: memoryview | None) -> None:
         self.memory: Final = memory
         self.missing = nbytes
+        self.copying = 0
+        """Pieces that are on their way into the room."""
         self._mapped: mmap.mmap | None = None
         if memory is not None:
             self.view = memory[:nbytes]
@@ -25,6 +28,10 @@ class _Room:
             file.truncate(nbytes)
             self._mapped = mmap.mmap(file.fileno(), nbytes)
         self.view = memoryview(self._mapped)
+
+    def around(self, at: int, piece: memoryview) -> tuple[memoryview, ...]:
+        """The part, with ``piece`` where it lies instead of a copy of it."""
+        return self.view[:at], piece, self.view[at + len(piece) :]
 
     def close(self) -> None:
         self.view.release()
@@ -45,23 +52,38 @@ class Gathering:
         """Used again: fresh memory costs more than the copy into it."""
 
     @contextmanager
-    def added(self, index: int, at: int, piece: memoryview) -> Iterator[memoryview | None]:
-        """Keep a piece of the part ``index``; gives the part, which is forgotten afterwards, if it is whole now."""
+    def added(self, index: int, at: int, piece: memoryview) -> Iterator[tuple[memoryview, ...] | None]:
+        """Keep a piece of the part ``index``; if the part is whole now, gives all of it in pieces, in their order.
+
+        They are forgotten afterwards; ``piece`` itself may be one of them.
+        """
         with self._lock:
             room = self._rooms.get(index) or self._open(index)
-        room.view[at : at + len(piece)] = piece
-        with self._lock:
             room.missing -= len(piece)
-            is_whole = room.missing <= 0 and self._rooms.get(index) is room
-            if is_whole:
-                del self._rooms[index]
-        if not is_whole:
+            room.copying += 1
+            whole = room.around(at, piece) if self._is_ready(index, room, copying=1) else None
+        if whole is None:
+            room.view[at : at + len(piece)] = piece
+            with self._lock:
+                room.copying -= 1
+                whole = (room.view[:],) if self._is_ready(index, room, copying=0) else None
+        if whole is None:
             yield None
             return
         try:
-            yield room.view
+            yield whole
         finally:
+            for each in whole:
+                if each is not piece:
+                    each.release()
             self._close(room)
+
+    def _is_ready(self, index: int, room: _Room, *, copying: int) -> bool:
+        """Whether all but so many pieces have been copied and none is missing: then nobody else is told so."""
+        is_ready = room.missing <= 0 and room.copying == copying and self._rooms.get(index) is room
+        if is_ready:
+            del self._rooms[index]
+        return is_ready
 
     def _open(self, index: int) -> _Room:
         nbytes = self._length(index)
@@ -76,7 +98,8 @@ class Gathering:
         if self._held + nbytes > _MEMORY_MAX:
             return None
         self._held += nbytes
-        return memoryview(bytearray(nbytes))
+        # Only the pages that are written to are taken, which are few where the last piece is most of the part.
+        return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
     def _close(self, room: _Room) -> None:
         room.close()

@@ -99,7 +99,7 @@ def _ask_complete(store: MultipartStore, key: str, patience: Patience) -> bool:
     patience.insist(lambda: store.put(key, _BYTES, absent=False))
     upload = patience.insist(lambda: store.begin(key))
     try:
-        part = patience.insist(lambda: store.put_part(key, upload, 1, _OTHERS, crc32(_OTHERS)))
+        part = patience.insist(lambda: store.put_part(key, upload, 1, (_OTHERS,), crc32(_OTHERS)))
         try:
             patience.insist(lambda: store.complete(key, upload, [part], absent=True))
         except Failure as failure:

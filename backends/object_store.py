@@ -83,7 +83,8 @@ class MultipartStore(ObjectStore, Protocol):
     def begin(self, key: str) -> str:
         """Begin an upload; its id."""
 
-    def put_part(self, key: str, upload: str, number: int, data: memoryview, crc: int) -> Part: ...
+    def put_part(self, key: str, upload: str, number: int, data: tuple[memoryview, ...], crc: int) -> Part:
+        """Store a part: the pieces ``data``, one behind the other. ``crc`` is sent along for the server to compare."""
 
     def complete(self, key: str, upload: str, parts: Sequence[Part], *, absent: bool) -> str | None:
         """Publish the object; its ETag."""

@@ -70,22 +70,29 @@ class ObjectWriter:
         if self._small is not None:
             self._small[offset : offset + len(view)] = view
             return
-        while len(view):
-            index, at = divmod(offset, self._part_bytes)
-            length = self._part_length(index)
-            piece = view[: length - at]
-            if len(piece) == length:
-                self._send(index, piece)
-            else:
-                with self._gathering.added(index, at, piece) as whole:
+        # All pieces are handed in before a part is sent: who has the rest of one finds them there and copies nothing.
+        with contextlib.ExitStack() as until_sent:
+            ready: list[tuple[int, tuple[memoryview, ...]]] = []
+            while len(view):
+                index, at = divmod(offset, self._part_bytes)
+                length = self._part_length(index)
+                piece = view[: length - at]
+                if len(piece) == length:
+                    ready.append((index, (piece,)))
+                else:
+                    whole = until_sent.enter_context(self._gathering.added(index, at, piece))
                     if whole is not None:
-                        self._send(index, whole)
-            offset += len(piece)
-            view = view[len(piece) :]
+                        ready.append((index, whole))
+                offset += len(piece)
+                view = view[len(piece) :]
+            for index, pieces in ready:
+                self._send(index, pieces)
 
-    def _send(self, index: int, data: memoryview) -> None:
+    def _send(self, index: int, data: tuple[memoryview, ...]) -> None:
         upload = self._begun()
-        crc = crc32(data)
+        crc = 0
+        for piece in data:
+            crc = crc32(piece, crc)
         part = self._place.patience.insist(
             lambda: self._store.put_part(self._whole, upload, index + 1, data, crc), wanted=self._is_open
         )

@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 from xml.etree.ElementTree import Element
 
-from ckptfmt.backends.http_client import Answer, HttpClient, NoAnswer, Sink
+from ckptfmt.backends.http_client import Answer, Body, HttpClient, NoAnswer, Sink, body_bytes, pieces_of
 from ckptfmt.backends.object_errors import Cause, Failure, cause_of_status
 from ckptfmt.backends.s3_credentials import CredentialChain, chain
 from ckptfmt.backends.s3_options import S3Place
@@ -89,7 +89,7 @@ class S3Client:
         key: str | None = None,
         query: Mapping[str, str] = {},
         headers: Mapping[str, str] = {},
-        body: bytes | memoryview = b"",
+        body: Body = b"",
         sink: Sink | None = None,
     ) -> Answer:
         """Ask about the object ``key`` (whole, prefix included), or with None about the bucket. Raises ``Failure``."""
@@ -111,7 +111,7 @@ class S3Client:
         key: str | None,
         query: Mapping[str, str],
         headers: Mapping[str, str],
-        body: bytes | memoryview,
+        body: Body,
         sink: Sink | None,
         keys: Credentials | None,
     ) -> Answer:
@@ -136,12 +136,16 @@ class S3Client:
         except NoAnswer as error:
             raise Failure(Cause.LOST, str(error)) from error
 
-    def _payload(self, body: bytes | memoryview) -> str:
-        if not len(body):
+    def _payload(self, body: Body) -> str:
+        nbytes = body_bytes(body)
+        if not nbytes:
             return EMPTY
-        if len(body) > _SIGNED_BYTES and not self._place.options.sign_payload:
+        if nbytes > _SIGNED_BYTES and not self._place.options.sign_payload:
             return UNSIGNED
-        return hashlib.sha256(body).hexdigest()
+        digest = hashlib.sha256()
+        for piece in pieces_of(body):
+            digest.update(piece)
+        return digest.hexdigest()
 
     def _remedy(self, failure: Failure, answer: Answer, keys: Credentials | None) -> str | None:
         """Put right what this request failed of, if that can be; returns what it was."""

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import unquote_plus
 from xml.sax.saxutils import escape
 
-from ckptfmt.backends.http_client import Answer, fill, skip
+from ckptfmt.backends.http_client import Answer, body_bytes, fill, skip
 from ckptfmt.backends.object_errors import Cause, Failure
 from ckptfmt.backends.object_store import Meta, Part, Upload
 from ckptfmt.backends.s3_client import S3Client, document, failure_of
@@ -142,13 +142,13 @@ class S3Store:
             raise Failure(Cause.OTHER, "the answer names no upload")
         return upload
 
-    def put_part(self, key: str, upload: str, number: int, data: memoryview, crc: int) -> Part:
+    def put_part(self, key: str, upload: str, number: int, data: tuple[memoryview, ...], crc: int) -> Part:
         query = {"partNumber": str(number), "uploadId": upload}
         answer = self._client.call("PUT", key, query, {"x-amz-checksum-crc32": encoded(crc)}, data)
         etag = answer.headers.get("ETag")
         if not etag:
             raise Failure(Cause.OTHER, f"the answer to part {number} has no ETag")
-        return Part(number, etag, crc, len(data))
+        return Part(number, etag, crc, body_bytes(data))
 
     def complete(self, key: str, upload: str, parts: Sequence[Part], *, absent: bool) -> str | None:
         listed = "".join(

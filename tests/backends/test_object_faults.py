@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -689,6 +690,22 @@ def test_pieces_in_any_order_wait_in_files_when_they_are_many(
         list(pool.map(lambda piece: writer.write_at(*piece), pieces))
     writer.finish()
     assert content(place, "x") == data
+
+
+@pytest.mark.parametrize("sign_payload", [False, True])
+def test_a_part_whose_rest_is_in_the_callers_memory_is_repeated_and_signed_whole(
+    opened: Callable[..., ObjectBackend], place: ObjectBackend, gate: S3Gate, sign_payload: bool
+) -> None:
+    backend, data = opened(sign_payload=sign_payload), pattern(3 * PART + 77)
+    gate.rule = Once(is_part, lose_answer, 2)
+    cuts = [0, PART + 1000, 2 * PART + 5000, len(data)]
+    writer = backend.open_writer("x", len(data))
+    for start, stop in pairwise(cuts):
+        writer.write_at(start, data[start:stop])
+    writer.finish()
+    assert content(place, "x") == data
+    signed = [request.headers["x-amz-content-sha256"] for request in gate.seen if request.is_part][-3:]
+    assert all((each == "UNSIGNED-PAYLOAD") != sign_payload for each in signed[:2])
 
 
 def test_parts_that_are_never_whole_are_forgotten() -> None:

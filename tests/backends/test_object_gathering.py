@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -19,7 +21,7 @@ def filled(gathering: Gathering, index: int, byte: int) -> bytes:
         assert whole is None
     with gathering.added(index, length // 2, memoryview(bytes([byte]) * (length - length // 2))) as whole:
         assert whole is not None
-        return bytes(whole)
+        return b"".join(whole)
 
 
 def test_one_part_after_the_other_takes_the_memory_of_one() -> None:
@@ -41,7 +43,7 @@ def test_memory_is_bounded_whatever_is_under_way(monkeypatch: pytest.MonkeyPatch
     for index, length in enumerate(LENGTHS):
         with gathering.added(index, 1, memoryview(bytes([index]) * (length - 1))) as whole:
             assert whole is not None
-            assert bytes(whole) == b"x" + bytes([index]) * (length - 1)
+            assert b"".join(whole) == b"x" + bytes([index]) * (length - 1)
     assert gathering._held == 2000
     gathering.forget()
     assert gathering._held == 0
@@ -51,3 +53,36 @@ def test_every_code_for_crc_32_agrees() -> None:
     data = random.Random(1).randbytes(100_001)
     for view in (memoryview(data), memoryview(data)[3:70_000], memoryview(b"")):
         assert crc.crc32(view) == zlib.crc32(view)
+
+
+def test_the_piece_that_is_last_is_not_copied() -> None:
+    gathering = Gathering(LENGTHS.__getitem__)
+    last = memoryview(bytearray(b"b" * 900))
+    with gathering.added(0, 950, memoryview(b"c" * 50)) as whole:
+        assert whole is None
+    with gathering.added(0, 0, memoryview(b"a" * 50)) as whole:
+        assert whole is None
+    with gathering.added(0, 50, last) as whole:
+        assert whole is not None
+        assert any(piece is last for piece in whole)
+        last[:] = b"B" * 900  # what is sent lies in the caller's memory
+        assert b"".join(whole) == b"a" * 50 + b"B" * 900 + b"c" * 50
+    assert gathering._rooms == {}
+
+
+def test_a_part_is_given_once_when_its_pieces_come_at_the_same_time() -> None:
+    piece_bytes, pieces = 64 << 10, 8
+    wanted = [bytes([index]) * piece_bytes for index in range(pieces)]
+    for _ in range(50):
+        gathering = Gathering(lambda index: piece_bytes * pieces)
+        together = threading.Barrier(pieces)
+
+        def add(index: int, gathering: Gathering = gathering, together: threading.Barrier = together) -> bytes | None:
+            together.wait(30)
+            with gathering.added(0, index * piece_bytes, memoryview(wanted[index])) as whole:
+                return None if whole is None else b"".join(whole)
+
+        with ThreadPoolExecutor(pieces) as pool:
+            found = [whole for whole in pool.map(add, range(pieces)) if whole is not None]
+        assert found == [b"".join(wanted)]
+        assert gathering._rooms == {}
