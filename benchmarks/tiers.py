@@ -1,6 +1,7 @@
 """``make bench-tiers``: ckptfmt over S3 beside what people use, through a stage, and beside a data loader.
 
-    python -m benchmarks.tiers [--folder DIR] [--only GROUP ...] [--bytes N] [--rounds N] [--minutes M] [--quick]
+    python -m benchmarks.tiers [--folder DIR] [--only GROUP ...] [--beside NAME ...] [--bytes N]
+                              [--rounds N] [--minutes M] [--quick]
 
 A SeaweedFS of its own for each round, which all contenders of the round meet; its files lie in ``--server``, by default
 in memory, so that its disk is not what is measured. Server and clients share the machine's cores. Everything else is as
@@ -37,6 +38,8 @@ sys.path.append(str(ROOT / "tests"))
 
 from s3_rig import KEY, SECRET, S3Server, s3_server  # noqa: E402
 
+OURS: Final = CONTENDERS[0]
+OTHERS: Final = CONTENDERS[1:]
 GROUPS: Final = ("transfer", "stage", "isolation")
 TRANSFER, STAGE, ISOLATION = GROUPS
 
@@ -91,7 +94,7 @@ def measure(scale: Scale, arguments: argparse.Namespace, folder: Path, *, until:
             break
         for group in arguments.only or GROUPS:
             with _server(arguments.server) as server:
-                _GROUPS[group](Rounds(scale, server, folder, samples, turn))
+                _GROUPS[group](Rounds(scale, server, folder, samples, turn, tuple(arguments.beside or OTHERS)))
         took = time.monotonic() - began
     return samples
 
@@ -105,6 +108,7 @@ class Rounds:
     folder: Path
     samples: Samples
     turn: int
+    others: tuple[str, ...]
 
     def run(
         self, group: str, name: str, measurement: str, nbytes: int, count: int = 1, **options: Any
@@ -126,8 +130,8 @@ class Rounds:
 
 def _transfer(rounds: Rounds) -> None:
     fresh = dataclasses.replace(rounds, samples=Samples())  # a new server's first volumes are nobody's to pay for
-    fresh.run(TRANSFER, CONTENDERS[-1], "tiers_transfer.measure_transfer", rounds.scale.nbytes)
-    for name in rounds.in_turn(CONTENDERS):
+    fresh.run(TRANSFER, OTHERS[-1], "tiers_transfer.measure_transfer", rounds.scale.nbytes)
+    for name in rounds.in_turn([OURS, *rounds.others]):
         rounds.run(TRANSFER, name, "tiers_transfer.measure_transfer", rounds.scale.nbytes)
 
 
@@ -202,7 +206,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("bench-results"), help="where to write (%(default)s)")
     parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
-    parser.add_argument("--bytes", type=size, help="of each upload, e.g. 2GiB (1GiB); 5 times that lies on the server")
+    parser.add_argument("--beside", action="append", choices=OTHERS, help="transfer: this one alone; may be repeated")
+    parser.add_argument(
+        "--bytes", type=size, help="of each upload, e.g. 2GiB (1GiB); that lies on the server once more than measured"
+    )
     parser.add_argument("--bandwidth", type=size, help="bandwidth_max, bytes per second (8MiB)")
     parser.add_argument("--rounds", type=int, help=f"at most so many ({FULL.rounds})")
     parser.add_argument("--minutes", type=float, default=13.0, help="begin no round that takes longer (%(default)s)")

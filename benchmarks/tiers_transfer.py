@@ -26,6 +26,7 @@ CONTENDERS: Final = ("ckptfmt", "boto3", "s3fs", "obstore")
 _WARM_BYTES: Final = 24 << 20
 """Of what each moves once beforehand: large enough to take the way of large objects."""
 _RANGE_BYTES: Final = 8 << 20
+_TOUCH_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ def _by_ckptfmt(job: Job, state: dict[str, Any]) -> tuple[Timed, Timed]:
         with repo.checkpointer(RUN) as checkpointer:
 
             def prepare() -> None:  # as a job does when it starts
+                resident = meter.resident_bytes()
                 checkpointer.prepare(state)
-                time.sleep(0.5 + states.state_bytes(state) / 0.8e9)
+                _touched(resident, states.state_bytes(state))
 
             upload = _timed(lambda: _saved(checkpointer, state), prepare)
     digest = states.state_digest(state)
@@ -94,6 +96,17 @@ def _by_ckptfmt(job: Job, state: dict[str, Any]) -> tuple[Timed, Timed]:
     if states.state_digest(loaded[0]) != digest:
         raise ValueError("ckptfmt: the load gave other bytes than were saved")
     return upload, download
+
+
+def _touched(resident: int, nbytes: int) -> None:
+    """Wait until about ``nbytes`` more than ``resident`` are, and no more come: a job trains for longer than that."""
+    until = time.monotonic() + _TOUCH_SECONDS
+    last = 0
+    while (found := meter.resident_bytes() - resident) < nbytes * 0.9 or found > last:
+        if time.monotonic() > until:
+            raise TimeoutError(f"memory for a first save is not there after {_TOUCH_SECONDS:.0f} s")
+        last = found
+        time.sleep(0.2)
 
 
 def _saved(checkpointer: Any, state: dict[str, Any]) -> None:
