@@ -21,7 +21,7 @@ def test_every_figure_is_there(
     dcp.main()
     text = capsys.readouterr().out
     assert "load, cold:" in text
-    assert "stall of async_save:" in text
+    assert "stall of async_save, GenerationWriter:" in text
     found = json.loads(figures.read_text())
     assert all(len(seconds) == 1 for group in found.values() for seconds in group.values())
     assert list(tmp_path.iterdir()) == [figures]  # what was saved is gone

@@ -6,12 +6,16 @@ The scenarios are those of torch's own tests of its storages (test/distributed/c
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
+import pickle
 import shutil
 import socket
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -445,6 +449,62 @@ def test_staging_uses_its_memory_again(writer: GenerationWriter) -> None:
     assert again["w"].data_ptr() == address
 
 
+def test_what_is_staged_is_frozen_before_it_is_read(writer: GenerationWriter) -> None:
+    weight, half, counts = torch.arange(1000.0), torch.ones(2, 3, dtype=torch.bfloat16), [1, [2]]
+    state: dict[str, Any] = {
+        "w": weight,
+        "deep": {"tied": weight, "pair": (half, 3), "empty": torch.empty(0, 4)},
+        "counts": counts,
+        "when": Counter("aab"),
+    }
+    staged = writer.stage(state)
+    weight += 1
+    half.data = torch.zeros(5)
+    counts[1].append(7)  # type: ignore[attr-defined]
+    state["when"].clear()
+    state["deep"]["pair"] = state["more"] = None
+    assert list(staged) == ["w", "deep", "counts", "when"]
+    assert len(staged) == 4
+    assert torch.equal(staged["w"], torch.arange(1000.0))
+    assert staged["deep"]["tied"].data_ptr() == staged["w"].data_ptr()
+    kept, number = staged["deep"]["pair"]
+    assert torch.equal(kept, torch.ones(2, 3, dtype=torch.bfloat16))
+    assert number == 3
+    assert staged["deep"]["empty"].shape == (0, 4)
+    assert staged["counts"] == [1, [2]]
+    assert staged["when"] == Counter("aab")
+
+
+def test_what_is_staged_is_one_state_to_all_readers_and_a_dict_elsewhere(writer: GenerationWriter) -> None:
+    staged = writer.stage({"w": torch.ones(3), "deep": {"step": 1}})
+    with ThreadPoolExecutor(4) as pool:
+        found = [each.result(60) for each in [pool.submit(lambda: staged["w"]) for _ in range(4)]]
+    assert all(each is staged["w"] for each in found)
+    sent = pickle.loads(pickle.dumps(staged))
+    assert type(sent) is dict
+    assert torch.equal(sent.pop("w"), torch.ones(3))
+    assert sent == {"deep": {"step": 1}}
+
+
+def test_tensors_are_made_when_what_is_staged_is_read(writer: GenerationWriter) -> None:
+    def alive() -> int:
+        return sum(type(each) is torch.Tensor and each.shape == (3, 5, 7) for each in gc.get_objects())
+
+    state = {str(number): torch.ones(3, 5, 7) for number in range(20)}
+    before = alive()
+    staged = writer.stage(state)
+    assert alive() == before
+    assert all(tensor.all() for tensor in staged.values())
+    assert alive() == before + 20
+
+
+def test_what_is_staged_and_never_read_gives_its_memory_back(writer: GenerationWriter) -> None:
+    address = writer.stage({"w": torch.ones(1 << 20)})["w"].data_ptr()  # nobody has it any more
+    assert writer.stage({"w": torch.zeros(1 << 20)}) is not None
+    again = writer.stage({"w": torch.ones(1 << 20)})["w"]
+    assert again.data_ptr() == address
+
+
 def test_a_failed_async_save_tells_its_future(root: Path, writer: GenerationWriter) -> None:
     future = dcp.async_save({"w": torch.ones(2), "bad": Sealed}, storage_writer=writer)
     with pytest.raises(CheckpointException, match="bad"):
@@ -482,6 +542,7 @@ def end_process() -> Iterator[Callable[[], None]]:
     end()
 
 
+@pytest.mark.slow
 def test_async_save_in_a_process(
     root: Path, alone: None, end_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -16,9 +16,10 @@ from ckptfmt import connect
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.collector import held_back
 from ckptfmt.engine.transfer import copy_memory
-from ckptfmt.ports.arrays import ArrayFamily, LeafSpec
+from ckptfmt.ports.arrays import ArrayFamily
+from ckptfmt.torch.dcp.staged import Slot, Staged
 from ckptfmt.torch.distributed import is_distributed, local_tensor
-from ckptfmt.torch.elements import EXACT_TYPES, allocate, over_host
+from ckptfmt.torch.elements import EXACT_TYPES
 
 _ALIGNMENT: Final = 64
 _CONSTANTS: Final = frozenset({bool, int, float, str, bytes, type(None)})
@@ -30,18 +31,18 @@ class Staging:
     def __init__(self) -> None:
         self._idle: deque[Arena] = deque()
         """No lock: what gives an arena back is a collection of garbage, which may come at any line of this thread."""
-        self._seen: list[LeafSpec] = []
+        self._seen: list[Slot] = []
         """The tensors of the last state: comparing is cheaper than describing anew."""
 
-    def stage(self, state: Any) -> Any:
+    def stage(self, state: Mapping[str, Any]) -> Staged:
         """Return a copy of ``state`` on the CPU: tensors lie in one piece of memory, everything else is copied deep."""
         family = connect.live_families().named("tensor")
         if family is None:
             raise AssertionError("torch is imported, and its family is not there")
         with held_back():
             layout = _Layout(family, self._seen)
-            layout.add(state, "")
-            self._seen = layout.specs
+            outline = layout.outline(state)
+            self._seen = layout.slots
             arena = self._take()
             nbytes = max(1, layout.nbytes)  # numpy refuses memory of no bytes
             arena.reserve(nbytes)
@@ -49,7 +50,7 @@ class Staging:
             weakref.finalize(memory, self._idle.append, arena).atexit = False
             layout.copy(memory)
             arena.mark_touched(layout.nbytes)
-            return layout.staged(state, memory)
+            return Staged(outline, memory)
 
     def _take(self) -> Arena:
         try:
@@ -64,91 +65,65 @@ class Staging:
 
 
 class _Layout:
-    """Where each tensor of a state goes: tensors over the same memory to one place.
+    """Where each tensor of a state goes: tensors over the same memory to one place."""
 
-    ``add`` and ``staged`` walk over the state in the same order.
-    """
-
-    def __init__(self, family: ArrayFamily, seen: Sequence[LeafSpec]) -> None:
+    def __init__(self, family: ArrayFamily, seen: Sequence[Slot]) -> None:
         self._family = family
         self._seen = iter(seen)
-        self.specs: list[LeafSpec] = []
+        self.slots: list[Slot] = []
         self.nbytes = 0
-        self._known: dict[Hashable, slice] = {}
-        self._places: list[slice] = []
-        self._values: list[tuple[torch.Tensor, slice, int | None]] = []
-        """What is copied: tensor, place, and where its bytes lie dense in host memory."""
+        self._known: dict[Hashable, int] = {}
+        self._moves: list[tuple[int, int, int]] = []
+        """What lies dense in host memory: where its copy begins, its address, and its bytes."""
+        self._others: list[tuple[torch.Tensor, slice]] = []
 
-    def add(self, value: Any, path: str) -> None:
+    def outline(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state with a slot for each tensor, and a copy of everything else."""
+        return {key: self._outline(item, str(key)) for key, item in state.items()}
+
+    def _outline(self, value: Any, path: str) -> Any:
         kind = type(value)
         if kind in EXACT_TYPES:
-            self._add(value, path)
-        elif kind in _CONSTANTS:
-            pass
-        elif isinstance(value, torch.Tensor):
-            if is_distributed(value):
-                self._add(local_tensor(value), path)
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
-                self.add(item, f"{path}.{key}" if path else str(key))
-        elif kind in (list, tuple):
-            for index, item in enumerate(value):
-                self.add(item, f"{path}.{index}")
-
-    def _add(self, value: torch.Tensor, path: str) -> None:
-        spec = self._family.describe(value, path, next(self._seen, None))
-        self.specs.append(spec)
-        place = None if spec.alias is None else self._known.get(spec.alias)
-        if place is None:
-            place = slice(self.nbytes, self.nbytes + spec.nbytes)
-            self.nbytes += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
-            if spec.nbytes:
-                self._values.append((value, place, spec.address))
-            if spec.alias is not None:
-                self._known[spec.alias] = place
-        self._places.append(place)
-
-    def copy(self, memory: np.ndarray[Any, Any]) -> None:
-        if not self._values:
-            return
-        base, view = memory.ctypes.data, memoryview(memory)  # type: ignore[arg-type]
-        others = [(value, view[place]) for value, place, address in self._values if address is None]
-        capture = self._family.capture(others)  # device copies are enqueued first
-        try:
-            copy_memory(
-                [
-                    (base + place.start, address, place.stop - place.start)
-                    for _, place, address in self._values
-                    if address is not None
-                ]
-            )
-        finally:
-            capture.wait()
-
-    def staged(self, state: Any, memory: np.ndarray[Any, Any]) -> Any:
-        """The state again, over ``memory``."""
-        return self._staged(state, memoryview(memory), iter(self._places))  # type: ignore[arg-type]
-
-    def _staged(self, value: Any, memory: memoryview, places: Iterator[slice]) -> Any:
-        kind = type(value)
-        if kind in EXACT_TYPES:
-            return _over(value, memory[next(places)])
+            return self._slot(value, path, None)
         if kind in _CONSTANTS:
             return value
         if isinstance(value, torch.Tensor):
-            if not is_distributed(value):  # ShardedTensor and the like
-                return BlockingAsyncStager().stage({"value": value})["value"]
-            local = _over(local_tensor(value), memory[next(places)])
-            make: Any = type(value)
-            return make(local, cast(Any, value)._spec, requires_grad=False)
+            if is_distributed(value):
+                return self._slot(local_tensor(value), path, (kind, cast(Any, value)._spec))
+            return BlockingAsyncStager().stage({"value": value})["value"]  # ShardedTensor and the like
         if isinstance(value, Mapping):
-            return {key: self._staged(item, memory, places) for key, item in value.items()}
+            return {key: self._outline(item, f"{path}.{key}") for key, item in value.items()}
         if kind in (list, tuple):
-            return kind([self._staged(item, memory, places) for item in value])
+            return kind([self._outline(item, f"{path}.{index}") for index, item in enumerate(value)])
         return copy.deepcopy(value)
 
+    def _slot(self, value: torch.Tensor, path: str, layout: tuple[type, Any] | None) -> Slot:
+        before = next(self._seen, None)
+        spec = self._family.describe(value, path, None if before is None else before.spec)
+        start = None if spec.alias is None else self._known.get(spec.alias)
+        if start is None:
+            start, nbytes = self.nbytes, spec.nbytes
+            self.nbytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+            if spec.address is not None:
+                self._moves.append((start, spec.address, nbytes))
+            elif nbytes:
+                self._others.append((value, slice(start, start + nbytes)))
+            if spec.alias is not None:
+                self._known[spec.alias] = start
+        if before is None or spec is not before.spec or start != before.start or layout is not before.layout:
+            before = Slot(spec, start, layout)
+        self.slots.append(before)
+        return before
 
-def _over(value: torch.Tensor, memory: memoryview) -> torch.Tensor:
-    """A tensor like ``value`` over ``memory``, with a storage of its own: torch (2.13) crashes when it sends DTensors
-    that share one to a process."""
-    return over_host(memory, value.dtype, value.shape) if memory.nbytes else allocate(value.shape, value.dtype)
+    def copy(self, memory: np.ndarray[Any, Any]) -> None:
+        """Copy the tensors, and let go of them."""
+        moves, others = self._moves, self._others
+        self._moves, self._others = [], []
+        if not moves and not others:
+            return
+        base, view = memory.ctypes.data, memoryview(memory)  # type: ignore[arg-type]
+        capture = self._family.capture([(value, view[place]) for value, place in others])  # devices' are enqueued first
+        try:
+            copy_memory([(base + start, address, nbytes) for start, address, nbytes in moves])
+        finally:
+            capture.wait()

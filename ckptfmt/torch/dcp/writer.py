@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -183,9 +183,9 @@ class GenerationWriter(AsyncStager, StorageWriter):
 
     # -- staging for async_save -----------------------------------------------------------------
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copy the state into host memory; on return the caller may change everything."""
-        staged: dict[str, Any] = self._staging.stage(state_dict)
-        return staged
+        """Copy the state into host memory; on return the caller may change everything. The result is a mapping, and
+        makes its tensors when it is read."""
+        return cast(dict[str, Any], self._staging.stage(state_dict))
 
     def synchronize_staging(self) -> None:
         """Nothing is left to wait for."""
