@@ -3,6 +3,7 @@ they tell at the end of the session."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,10 @@ import pytest
 if TYPE_CHECKING:
     from postgres_rig import PostgresServer
     from s3_rig import RcloneServer, SeaweedServer
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Before anything loads NumPy or torch: pools of threads that spin beside those of the other workers.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _TOLD = pytest.StashKey[dict[str, list[str]]]()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -48,6 +49,7 @@ def _result(answer: str, status: int) -> Any:
 
 def _be_child(body: Callable[[], Any], uid: int | None, writing: int) -> NoReturn:
     status = 1
+    gc.freeze()  # what the parent's threads hold must not be collected here, where those threads are not
     try:
         try:
             if torch := sys.modules.get("torch"):

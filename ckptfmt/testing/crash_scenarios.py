@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from ckptfmt.engine.keep import gc
+from ckptfmt.engine.reports import RecoverReport
 from ckptfmt.errors import BackendError, CkptError, OutcomeUnknown, SaveFailed
 from ckptfmt.format import layout
 from ckptfmt.format.states import State
@@ -69,6 +70,13 @@ class Told:
             return
         proven = pending.row is not None and pending.row.proven_at is not None
         (self.committed if proven else self.by_catalog).add(save)
+
+    def hear_recovered(self, report: RecoverReport) -> None:
+        """What ``recover`` reports as committed."""
+        for action in report.actions:
+            if action.action == "committed":
+                pending = "its proof is pending" in action.reason
+                (self.by_catalog if pending else self.committed).add((action.run, action.step))
 
     def runs(self) -> set[str]:
         return {RUN, *(run for run, _ in self.committed | self.by_catalog | self.failed | self.retired)}
@@ -252,8 +260,7 @@ _LEFT: Final = (
 
 def _recover(life: Life, told: Told) -> None:
     done = life.repository.recover()
-    if any(action.action == "committed" for action in done.actions):
-        told.committed.add((RUN, 2))
+    told.hear_recovered(done)
     if any(action.action == "proved" for action in done.actions):
         told.committed.add(("proof", 2))
 

@@ -21,6 +21,7 @@ from content_fixtures import exact, stored_bytes
 from torch.utils._pytree import tree_map
 
 import ckptfmt
+from ckptfmt.connect import live_families
 from ckptfmt.format import tree_registry
 
 
@@ -33,7 +34,8 @@ def round_trip(state: Any, place: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def registrations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
+    """What a test registers is forgotten after it, and nothing else: torch's own types are registered once a process."""
+    live_families()
     for table in ("_by_type", "_by_name"):
         monkeypatch.setattr(tree_registry, table, dict(getattr(tree_registry, table)))
 
@@ -264,15 +266,15 @@ def test_fr063_empty_containers_keep_their_kind(tmp_path: Path) -> None:
 
 
 def test_fr063_namedtuples_and_enums_come_back_as_registered(tmp_path: Path) -> None:
-    ckptfmt.register_type(Point, name="tests.Point", encode=tuple, decode=lambda items: Point(*items))
-    ckptfmt.register_type(Colour, name="tests.Colour", encode=lambda c: c.name, decode=Colour.__getitem__)
+    ckptfmt.register_type(Point, name="tests.content.Point", encode=tuple, decode=lambda items: Point(*items))
+    ckptfmt.register_type(Colour, name="tests.content.Colour", encode=lambda c: c.name, decode=Colour.__getitem__)
     loaded = round_trip({"p": Point(1.5, torch.ones(2)), "c": Colour.RED, Colour.RED: 1}, tmp_path)
     assert type(loaded["p"]) is Point
     assert loaded["c"] is Colour.RED
 
 
 def test_fr063_a_registered_value_is_restored_as_a_whole(tmp_path: Path) -> None:
-    ckptfmt.register_type(Point, name="tests.Point", encode=tuple, decode=lambda items: Point(*items))
+    ckptfmt.register_type(Point, name="tests.content.Point", encode=tuple, decode=lambda items: Point(*items))
     ckptfmt.save({"p": Point(1.5, torch.ones(2)), "q": Point(0.0, torch.nn.Linear(1, 1))}, tmp_path)
     live: dict[str, Any] = {"p": Point(0.0, torch.zeros(2)), "q": None}
     ckptfmt.restore(live, tmp_path, keys="p")

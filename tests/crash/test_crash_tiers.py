@@ -53,9 +53,7 @@ def _prepare_resume(place: Place) -> Told:
 
 
 def _resume(life: Life, told: Told) -> None:
-    done = life.repository.recover()
-    if any(action.action == "committed" for action in done.actions):
-        told.committed.add((RUN, 2))
+    told.hear_recovered(life.repository.recover())
 
 
 RESUME = Scenario("resume", _prepare_resume, _resume)

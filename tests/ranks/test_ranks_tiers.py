@@ -150,6 +150,7 @@ def test_a_limit_holds_for_all_ranks_together(start: Start, root: Path, tmp_path
     ]
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_waited_for_by_the_coordinator_of_a_replica(start: Start, root: Path, tmp_path: Path) -> None:
     def body(rank: Rank) -> Any:
         with rank.checkpointer() as checkpointer:

@@ -152,7 +152,8 @@ def _settle(site: Site, row: GenerationRecord, lease: Lease) -> RecoverAction:
         free_aborted(site, row)
         return _action(row, "aborted", str(error))
     log.warning("generation %d of run %r (step %d) was complete and is now committed", row.id, row.run, row.step)
-    return _action(finished, "committed", _STAGED if resumed else _DURABLE)
+    reason = _STAGED if resumed else _DURABLE
+    return _action(finished, "committed", reason if finished.proven_at is not None else f"{reason}; {_PENDING}")
 
 
 def _shows_incomplete(error: Exception) -> bool:
