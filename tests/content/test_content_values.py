@@ -34,7 +34,7 @@ def round_trip(state: Any, place: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def registrations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it, and nothing else: torch's own types are registered once a process."""
+    """What a test registers is forgotten after it. Torch's own types stay: they are registered once a process."""
     live_families()
     for table in ("_by_type", "_by_name"):
         monkeypatch.setattr(tree_registry, table, dict(getattr(tree_registry, table)))
