@@ -488,9 +488,9 @@ def test_what_is_staged_is_one_state_to_all_readers_and_a_dict_elsewhere(writer:
 
 def test_tensors_are_made_when_what_is_staged_is_read(writer: GenerationWriter) -> None:
     def alive() -> int:
-        return sum(type(each) is torch.Tensor and each.shape == (3, 5, 7) for each in gc.get_objects())
+        return sum(type(each) is torch.Tensor and each.shape == (3, 5, 11, 2) for each in gc.get_objects())
 
-    state = {str(number): torch.ones(3, 5, 7) for number in range(20)}
+    state = {str(number): torch.ones(3, 5, 11, 2) for number in range(20)}
     before = alive()
     staged = writer.stage(state)
     assert alive() == before
