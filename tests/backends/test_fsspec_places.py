@@ -227,6 +227,7 @@ def test_a_forked_child_reads_and_writes(server: SftpServer, tmp_path: Path) -> 
 
 
 # -- the spool -----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_large_object_takes_no_memory_and_no_name(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()

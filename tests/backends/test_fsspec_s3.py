@@ -113,6 +113,7 @@ def test_a_wrong_secret_is_named_as_such(options: dict[str, Any], root: str) -> 
         backend_for(f"fsspec+s3://{root}", {**options, "secret": "wrong"}, create=True)
 
 
+@pytest.mark.slow
 def test_save_and_load_by_proof(options: dict[str, Any], root: str, tmp_path: Path) -> None:
     url = f"fsspec+s3://{root}"
     state = {"w": np.arange(3_000_000, dtype=np.float32), "step": 7}

@@ -33,6 +33,7 @@ def stream_store() -> tuple[StreamStore, FsspecBackend]:
     return fs, backend
 
 
+@pytest.mark.slow
 def test_the_rig_publishes_what_is_dropped() -> None:
     fs = StreamStore(skip_instance_cache=True)
     file = fs.open("bucket/x", "wb")

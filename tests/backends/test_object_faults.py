@@ -254,6 +254,7 @@ def test_a_server_that_stays_busy_is_unavailable_after_the_budget(
     assert len(gate.seen) - began == 3
 
 
+@pytest.mark.slow
 def test_the_pause_that_a_server_asks_for_is_kept_or_not_begun(
     opened: Callable[..., ObjectBackend], place: ObjectBackend, gate: S3Gate
 ) -> None:
@@ -273,6 +274,7 @@ def test_a_clash_of_creates_is_repeated(place: ObjectBackend, gate: S3Gate) -> N
     assert content(place, "x") == b"1"
 
 
+@pytest.mark.slow
 def test_a_silent_server_is_given_up(opened: Callable[..., ObjectBackend], place: ObjectBackend, gate: S3Gate) -> None:
     place.create("x", b"1")
     impatient, released = opened(timeout=0.3, retry_attempts=2), threading.Event()
@@ -475,6 +477,7 @@ def test_the_server_is_asked_once_for_a_root(opened: Callable[..., ObjectBackend
     assert opened().sweep_debris("", dry_run=True) == []
 
 
+@pytest.mark.slow
 def test_uploads_of_one_key_at_once_never_remove_what_was_published(place: ObjectBackend) -> None:
     """SeaweedFS may take two completions at once, both told to publish only under a free key; the last one stays."""
     for key in "xyz":

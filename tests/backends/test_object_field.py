@@ -58,6 +58,7 @@ def catalog(tmp_path: Path, empty_catalog: Path, quick: None) -> str:
     return f"sqlite:///{path}"
 
 
+@pytest.mark.slow
 def test_a_life_copies_nothing_and_writes_no_key_twice(gate: S3Gate, url: str, catalog: str) -> None:
     with ckptfmt.open(url, catalog=catalog, storage_options=_OPTIONS) as repository:
         with repository.checkpointer(every_steps=1) as checkpointer:

@@ -116,6 +116,7 @@ def test_a_process_that_stands_still_in_a_transaction(sessions: PostgresSessions
     assert _told(caught.value) in [(*_written("25P03"), "25P03"), (*_written("08"), "")]
 
 
+@pytest.mark.slow
 def test_a_deadlock(sessions: PostgresSessions, pg_make_catalog: MakeCatalog) -> None:
     """One of the two is undone and told so, the other one goes on."""
     catalog = pg_make_catalog()

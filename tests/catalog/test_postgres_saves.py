@@ -55,6 +55,7 @@ class _Death:
         monkeypatch.setattr(PostgresSessions, "_commit", commit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "when"),
     [

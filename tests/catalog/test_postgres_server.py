@@ -204,6 +204,7 @@ def test_a_lock_that_is_not_given_back(
 
 
 # -- a server that dies ---------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_server_that_is_killed_between_calls_is_waited_for(mortal: PostgresServer, mortal_url: str) -> None:
     catalog = _open(mortal_url)
     job = Job.start(catalog)

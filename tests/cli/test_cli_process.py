@@ -78,6 +78,7 @@ def test_usage_and_not_found(arguments: list[str], code: int) -> None:
     assert result.err.startswith("ckptfmt: ")
 
 
+@pytest.mark.slow
 def test_exit_codes_of_processes(tmp_path: Path) -> None:
     save_steps(tmp_path, 10)
     done = start("ls", tmp_path)

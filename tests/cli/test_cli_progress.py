@@ -55,6 +55,7 @@ def state() -> dict[str, torch.Tensor]:
     return {"w": torch.arange(3 << 20, dtype=torch.float32), "b": torch.arange(7)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["w.safetensors", "w.pt"])
 def test_an_import_tells_of_its_phases(kind: str, state: dict[str, torch.Tensor], tmp_path: Path) -> None:
     source = tmp_path / kind

@@ -43,6 +43,7 @@ def test_gc_shows_the_plan_and_acts_only_with_yes(tmp_path: Path) -> None:
     assert ok("verify", tmp_path)
 
 
+@pytest.mark.slow
 def test_gc_takes_leftovers_of_no_generation(tmp_path: Path) -> None:
     save_steps(tmp_path, 10)
     for place in (tmp_path, tmp_path / "catalogs"):

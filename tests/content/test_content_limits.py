@@ -49,6 +49,7 @@ def test_fr065_a_kernel_that_takes_few_bytes_a_call_gets_them_all(tmp_path: Path
     assert exact(ckptfmt.load(tmp_path)) == exact(state())
 
 
+@pytest.mark.slow
 def test_fr065_a_torn_write_is_written_anew_or_reported_never_stored_as_zeros(tmp_path: Path) -> None:
     torn = Fault("write_at", error=lambda: ckptfmt.Unavailable("cut short"), timing="torn", times=1)
     with (

@@ -78,6 +78,7 @@ def test_minilm_with_its_optimizer_continues_identically(fetch: Fetch, tmp_path:
     assert exact(live["model"]) == image_after
 
 
+@pytest.mark.slow
 def test_a_real_training_checkpoint_round_trips(fetch: Fetch, tmp_path: Path) -> None:  # noqa: F811
     path = fetch("resemblyzer", "pretrained.pt")
     original = torch.load(path, map_location="cpu", weights_only=True)

@@ -81,6 +81,7 @@ def test_objects_in_nested_containers(tmp_path: Path) -> None:
     assert live["pair"][2] == 1
 
 
+@pytest.mark.slow
 def test_lists_that_grew_and_empty_placeholders(tmp_path: Path) -> None:
     saved = {"losses": [1.0, 2.0, 3.0], "extra": {"a": torch.ones(2), "b": [1]}, "deep": {"history": [torch.zeros(1)]}}
     ckptfmt.save(saved, tmp_path)

@@ -104,6 +104,7 @@ def broken() -> RuntimeError:
     return RuntimeError("nobody expected this")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [full_disk, broken])
 def test_a_database_that_cannot_be_written_is_told_and_harms_no_save(
     error: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -289,6 +289,7 @@ def test_one_file_is_mapped_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPa
     assert not mapped(folder)
 
 
+@pytest.mark.slow
 def test_files_from_before_torch_1_6_are_in_memory_one_at_a_time(tmp_path: Path) -> None:
     """Five files of 64 MiB; torch itself is there before."""
     (tmp_path / "hf").mkdir()

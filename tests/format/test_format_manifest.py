@@ -295,6 +295,7 @@ def large(count: int) -> Manifest:
     )
 
 
+@pytest.mark.slow
 def test_twenty_thousand_tensors_cost_little_more_than_their_json() -> None:
     data = fix.encoded(large(20_000))
     text = zstandard.decompress(data)

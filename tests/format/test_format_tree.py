@@ -426,6 +426,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(VALUES)
 @settings(max_examples=300, deadline=None)
 def test_round_trip(value: Any) -> None:

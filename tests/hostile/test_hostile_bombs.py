@@ -12,6 +12,7 @@ from bombs import BOMBS
 NAMES = list(BOMBS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [NAMES[::2], NAMES[1::2]], ids=["even", "odd"])
 def test_fr125_no_bomb_goes_off(names: list[str]) -> None:
     command = [sys.executable, "-W", "error", str(Path(__file__).with_name("bombs.py")), *names]

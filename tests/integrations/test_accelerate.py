@@ -90,6 +90,7 @@ def test_one_device(tmp_path: Path) -> None:
     assert_resumes_identically(train, tmp_path, kill=(0, 3))
 
 
+@pytest.mark.slow
 def test_stateful_loaders_resume_within_an_epoch(tmp_path: Path) -> None:
     assert_resumes_identically(train_mid_epoch, tmp_path, kill=(0, 6))
 

@@ -63,6 +63,7 @@ def fit(life: Life, *, epochs: int = 5, **more: Any) -> Any:
     return trainer
 
 
+@pytest.mark.slow
 def test_one_device(tmp_path: Path) -> None:
     assert_resumes_identically(fit, tmp_path, kill=(0, 3))
     assert not (tmp_path / "whole" / "names").exists() or not list((tmp_path / "whole" / "names").iterdir())

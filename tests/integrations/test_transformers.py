@@ -82,6 +82,7 @@ def train(life: Life) -> None:
     assert [entry["step"] for entry in training.state.log_history[:9]] == list(range(1, 10))
 
 
+@pytest.mark.slow
 def test_one_device(tmp_path: Path) -> None:
     assert_resumes_identically(train, tmp_path, kill=(0, 3))
     assert not list((tmp_path / "whole").glob("out/checkpoint-*"))

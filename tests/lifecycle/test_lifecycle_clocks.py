@@ -114,6 +114,7 @@ def _held(place: Place, *, alive: bool) -> Iterator[None]:
             lease.close()
 
 
+@pytest.mark.slow
 def test_a_clock_that_goes_back_does_not_lock_a_run_for_as_long(
     place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

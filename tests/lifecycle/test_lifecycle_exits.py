@@ -204,6 +204,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["wait", "close"])
 def test_an_interrupt_while_waiting_is_raised_and_the_save_still_ends_well(root: Path, call: str) -> None:
     status, out, err = run_child(PRELUDE + INTERRUPTED.replace("{call}", call), root)

@@ -176,6 +176,7 @@ print(sizes[2], sizes[-1])
 """
 
 
+@pytest.mark.slow
 def test_host_memory_does_not_grow_with_the_number_of_saves(root: Path) -> None:
     status, out, err = run_child(_GROWTH, root, timeout=120)
     assert status == 0, err

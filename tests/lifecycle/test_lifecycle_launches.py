@@ -148,6 +148,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_live_holder_in_another_process_is_named(root: Path) -> None:
     with start_child(HOLDER, root) as child:
         try:
@@ -200,6 +201,7 @@ def test_the_same_process_cannot_open_a_run_twice_and_hears_so_at_once(place: Pl
             pass
 
 
+@pytest.mark.slow
 def test_a_holder_that_stops_renewing_is_waited_for_and_no_longer(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -300,6 +302,7 @@ print(saved, refused)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [6, pytest.param(20, marks=pytest.mark.slow)])
 def test_two_processes_that_save_the_same_step_never_mix(root: Path, rounds: int) -> None:
     """FR-042: each save is committed under its own id, or refused; every committed one is one job's bytes."""

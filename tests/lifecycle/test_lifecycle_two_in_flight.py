@@ -289,6 +289,7 @@ def test_two_saves_that_hang_are_both_aborted(place: Place) -> None:
     assert all(ended(row) for row in process.rows())
 
 
+@pytest.mark.slow
 def test_an_unknown_first_outcome_is_settled_by_the_second(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcome, "SETTLE_SECONDS", 0.3)
     hold = threading.Event()

@@ -31,6 +31,7 @@ def plain(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@pytest.mark.slow
 def test_every_dependency_is_imported_and_every_import_declared() -> None:
     graph = grimp.build_graph("ckptfmt", include_external_packages=True, cache_dir=None)
     outside = {name for name in graph.modules if not name.startswith("ckptfmt")} - sys.stdlib_module_names

@@ -132,6 +132,7 @@ def state_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
     return {"model": model, "optimizer": optimizers, "list": [torch.arange(3), {"lr": 0.1, "t": torch.tensor(2)}]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["save", "async_save"])
 def test_fsdp_models_and_optimizers_at_another_world_size(start: Callable[..., Job], mode: str) -> None:
     """test_e2e_save_and_load and test_fsdp_dsd: four ranks save, two and one load, also through ckptfmt."""
@@ -207,6 +208,7 @@ SPECS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_sharded_tensors_with_several_shards_on_a_rank(start: Callable[..., Job]) -> None:
     """TestDistributedReshardOnLoad: every plan into every other, and plain tensors into sharded ones and back."""
 
@@ -339,6 +341,7 @@ class Failing(dcp.DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "failing"),
     [

@@ -138,6 +138,7 @@ class ShiftedClock(datetime):
         return datetime.now(tz) + timedelta(hours=cls.hours)
 
 
+@pytest.mark.slow
 def test_wall_clocks_that_are_hours_off(start: Start, root: Path) -> None:
     """Leases, deadlines and the order of commits go by the database's clock alone, whatever a rank's own says."""
 

@@ -111,6 +111,7 @@ def train_and_save(folder: str, how: str, rank: int, world_size: int) -> dict[st
 HOW = ["fsdp", "hsdp", "fsdp x tp", "ddp"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_every_tensor_is_saved_whole_and_once(tmp_path: Path, how: str) -> None:
     as_ranks(tmp_path, 4, lambda rank, world: train_and_save(str(tmp_path), how, rank, world))
@@ -241,6 +242,7 @@ def save_by_helpers(folder: str, rank: int, world_size: int) -> int:
     return len(state)
 
 
+@pytest.mark.slow
 def test_what_torchs_helpers_make_of_a_model(tmp_path: Path) -> None:
     as_ranks(tmp_path, 3, lambda rank, world: save_by_helpers(str(tmp_path), rank, world))
     state = load(open_folder(tmp_path))
@@ -288,6 +290,7 @@ def save_while_training(folder: str, rank: int, world_size: int) -> bool:
     return put_off
 
 
+@pytest.mark.slow
 def test_shares_that_an_optimizer_owns_are_copied_beside_training(tmp_path: Path) -> None:
     told = as_ranks(tmp_path, 4, lambda rank, world: save_while_training(str(tmp_path), rank, world))
     assert told == [True] * 4

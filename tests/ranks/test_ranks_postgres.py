@@ -35,6 +35,7 @@ def start(tmp_path: Path, catalog: str, place: str, request: pytest.FixtureReque
     return lambda: Job(tmp_path / "r", place, catalog=catalog, agent=port)
 
 
+@pytest.mark.slow
 def test_four_ranks_save_and_restore(start: Callable[[], Job], tmp_path: Path, catalog: str) -> None:
     def body(rank: Rank) -> Any:
         with rank.checkpointer() as checkpointer:

@@ -202,6 +202,7 @@ class Rows(torch.optim.Optimizer):
                 parameter.sub_(group["lr"] * parameter.grad * state["rows"] * state["moments"][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -259,6 +260,7 @@ def test_moments_of_another_dtype_than_the_parameters(tmp_path: Path) -> None:
     assert as_ranks(tmp_path, 3, loading) == [expected] * 3
 
 
+@pytest.mark.slow
 def test_a_rank_reads_its_share(tmp_path: Path) -> None:
     """Not what the other ranks hold, of the optimizer's state neither."""
     folder = tmp_path / "g"

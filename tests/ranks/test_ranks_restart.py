@@ -38,6 +38,7 @@ class RestartedJob(Job):
         return self.guarded(body, rank)
 
 
+@pytest.mark.slow
 def test_ranks_that_are_started_again_find_a_launch_of_their_own(
     root: Path, agent: int, tmp_path: Path, nobody_stays: None
 ) -> None:

@@ -66,6 +66,7 @@ def test_four_ranks_save_one_generation(start: Start, root: Path) -> None:
         assert catalog.generations(run="run")[-1].parent_key is None
 
 
+@pytest.mark.slow
 def test_two_saves_in_flight_are_committed_in_their_order(start: Start, root: Path) -> None:
     def body(rank: Rank) -> Any:
         slow = Fault("finish", delay=0.3) if rank.rank == 2 else Fault("finish", times=0)
@@ -132,6 +133,7 @@ def test_whether_a_save_is_skipped_is_one_decision(start: Start, root: Path) -> 
 
 
 # -- one rank fails -----------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_rank_that_disagrees_on_the_step_fails_the_save_on_every_rank(start: Start, root: Path) -> None:
     def body(rank: Rank) -> Any:
         with rank.checkpointer(commit_timeout=20) as checkpointer:
@@ -159,6 +161,7 @@ class Unshowable(Exception):
         raise RuntimeError("not even this")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [lambda: OSError(5, "disk on fire"), Unshowable], ids=["os", "unshowable"])
 def test_a_failing_rank_is_named_on_every_rank(start: Start, root: Path, error: Any) -> None:
     def body(rank: Rank) -> Any:
@@ -178,6 +181,7 @@ def test_a_failing_rank_is_named_on_every_rank(start: Start, root: Path, error: 
     assert_saved(root, 2, WORLD)
 
 
+@pytest.mark.slow
 def test_a_rank_whose_state_cannot_be_saved_fails_all_of_them_soon(start: Start, root: Path) -> None:
     """It never begins: the others hear of it long before the deadline."""
 
@@ -328,6 +332,7 @@ def test_settling_comes_before_anybody_saves(root: Path) -> None:
     assert len({id for _, id in results}) == 1
 
 
+@pytest.mark.slow
 def test_in_the_store_the_coordinator_alone_asks_the_catalog(root: Path, agent: int) -> None:
     """Saves, skips, restores and decisions of the other ranks need no SQL: a thousand of them hold no connection."""
 

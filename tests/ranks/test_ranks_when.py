@@ -173,6 +173,7 @@ def test_seconds_pass_on_the_coordinators_clock_alone(seats: Callable[..., Seats
     assert [why for _, why in table.told[0]] == ["seconds"]
 
 
+@pytest.mark.slow
 def test_nobody_hangs_when_a_rank_has_died(seats: Callable[..., Seats]) -> None:
     table = seats(acknowledge_seconds=0.3, outcome_seconds=0.6)
     table.seats[3]._beat.stop()  # what is left of a dead rank: silence

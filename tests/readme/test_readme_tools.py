@@ -150,6 +150,7 @@ def test_files_of_safetensors(ckpts: Path, weight: torch.Tensor) -> None:
     assert json.loads(found) == weight.flatten().tolist()
 
 
+@pytest.mark.slow
 def test_files_in_transformers(tmp_path: Path) -> None:
     transformers = _framework("transformers")
     config = _gpt2(transformers)
@@ -192,6 +193,7 @@ def test_distributed_checkpoints(tmp_path: Path) -> None:
     assert ckptfmt.open(f"{ckpts}#llama", mode="r").latest("llama").step == 3
 
 
+@pytest.mark.slow
 def test_imports(tmp_path: Path, weight: torch.Tensor) -> None:
     """Each line that the README shows, on a file of its kind."""
     import torch.distributed.checkpoint as dcp

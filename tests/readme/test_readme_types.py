@@ -115,6 +115,7 @@ def outcome(name: str, saved: torch.Tensor, read: Callable[[str], list[Any]]) ->
     return "yes" if kind == name else kind
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_each_element_type_comes_out_as_the_table_says(tmp_path: Path) -> None:
     state = all_types()

@@ -72,6 +72,7 @@ def test_an_adopted_copy_says_nothing_more(copy: Path, caplog: pytest.LogCapture
     assert "copy of" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_copy_never_writes_to_the_external_catalog_of_its_original(tmp_path: Path) -> None:
     root, copy, catalog = tmp_path / "ckpts", tmp_path / "copy", f"sqlite:///{tmp_path}/outside.sqlite"
     make_history(root, catalog)

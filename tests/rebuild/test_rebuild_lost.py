@@ -145,6 +145,7 @@ def test_a_database_of_something_else_is_left_alone(root: Path, tmp_path: Path) 
     assert not list(root.glob("catalog.sqlite.*"))
 
 
+@pytest.mark.slow
 def test_an_external_catalog_comes_back_too(tmp_path: Path) -> None:
     root, catalog = tmp_path / "ckpts", f"sqlite:///{tmp_path}/outside.sqlite"
     make_history(root, catalog)

@@ -82,6 +82,7 @@ def test_yesterdays_copy_is_merged(root: Path, postgres: PostgresServer, new_dat
     goes_on(root, used, yesterday)
 
 
+@pytest.mark.slow
 def test_a_damaged_one_is_left_where_it_is(
     root: Path, postgres: PostgresServer, new_database: Callable[..., str]
 ) -> None:

@@ -178,6 +178,7 @@ def test_a_zombie_cannot_go_on_after_a_merge(root: Path, yesterday: Path) -> Non
         assert repository.latest("train").step == 61
 
 
+@pytest.mark.slow
 def test_a_copy_taken_while_others_write_is_merged_or_rebuilt(root: Path) -> None:
     """``cp`` of a live file: torn, older, or both. Whatever it is, nothing committed is lost."""
     stop = threading.Event()

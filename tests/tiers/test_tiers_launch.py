@@ -58,12 +58,12 @@ def assert_kept(process: Process, held: Fault, begin: Callable[[], object]) -> N
     thread.start()
     assert held.hold is not None
     try:
-        assert held.reached.wait(10)
+        assert held.reached.wait(30)
         first = lease()
-        eventually(lambda: lease() > first, seconds=5)
+        eventually(lambda: lease() > first, seconds=30)
     finally:
         held.hold.set()
-        thread.join(20)
+        thread.join(60)
     assert not failed
 
 
@@ -118,12 +118,12 @@ def test_what_is_settled_when_a_newer_launch_has_the_run_is_given_up(place: Tier
 
     thread = threading.Thread(target=begin)
     thread.start()
-    assert held.reached.wait(10)
+    assert held.reached.wait(30)
     with other.checkpointer(takeover=True) as checkpointer:
         assert_state(checkpointer.save(state_of(2), step=2).result(10).load(), 2)  # type: ignore[union-attr]
     assert held.hold is not None
     held.hold.set()
-    thread.join(20)
+    thread.join(60)
     assert [type(error).__name__ for error in raised] == ["Fenced"]
     assert [row.state for row in other.rows()] == [State.COMMITTED, State.COMMITTED]
 

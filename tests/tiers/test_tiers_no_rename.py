@@ -132,6 +132,7 @@ def test_a_kill_within_an_object_shows_nothing_and_is_healed(tmp_path: Path, tie
         assert_state(ckptfmt.load(tmp_path / root, run="run", catalog="none"), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusing", [errno.EPERM], indirect=True)
 @pytest.mark.parametrize("tier", ["durable", "replica"])
 @pytest.mark.parametrize("name", [layout.COMMIT, layout.RETIRED])

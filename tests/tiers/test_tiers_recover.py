@@ -215,6 +215,7 @@ CHILD = """
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_with_all_packs_staged(tmp_path: Path) -> None:
     """On a disk, by SIGKILL."""
     root, stage = tmp_path / "r", tmp_path / "stage"

@@ -16,6 +16,7 @@ def state(seed: int = 0) -> dict[str, Any]:
     return {"big": np.random.default_rng(seed).integers(0, 255, 17 << 20, np.uint8), "step": seed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("host_bytes_max", [None, 64 << 20])
 def test_a_restart_reads_its_stage(tmp_path: Path, lost: bool, host_bytes_max: int | None) -> None:
@@ -35,6 +36,7 @@ def test_a_restart_reads_its_stage(tmp_path: Path, lost: bool, host_bytes_max: i
     np.testing.assert_array_equal(live["big"], state(2)["big"])
 
 
+@pytest.mark.slow
 def test_a_damaged_stage_is_no_reason_to_fall_back(tmp_path: Path) -> None:
     """The durable tier has it whole: an older generation is not taken."""
     root, stage = tmp_path / "durable", tmp_path / "stage"

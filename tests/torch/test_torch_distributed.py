@@ -62,6 +62,7 @@ def local_of(whole: torch.Tensor, sizes: tuple[int, ...], placements: tuple[Any,
     return whole
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(cases())
 def test_boxes_are_what_torch_leaves_on_each_rank(case: Any) -> None:

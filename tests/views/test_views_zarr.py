@@ -230,6 +230,7 @@ def test_a_pack_that_is_short_or_gone(saved: Callable[..., Any], tmp_path: Path,
         group["w"][...]
 
 
+@pytest.mark.slow
 def test_a_pack_that_is_cut_while_it_is_mapped_is_an_error_and_no_signal(
     saved: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -278,6 +279,7 @@ def test_a_failed_read_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raw(group["w"][...]) == raw(array)
 
 
+@pytest.mark.slow
 def test_many_packs_are_mapped_with_few_descriptors(tmp_path: Path) -> None:
     backend = on_disk(tmp_path)
     array = np.arange(400, dtype=np.int32).reshape(100, 4)
