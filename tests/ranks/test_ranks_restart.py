@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 from meeting_rig import Job, Rank, assert_saved, save_and_wait
 
 import ckptfmt
