@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
+# Tests start many processes: each would compile every module again where bytecode is not kept.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
 PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
@@ -50,16 +52,16 @@ demo-s3: $(VENV)/.installed-demo ## The main job on an S3 server through a stage
 	$(VENV)/bin/ckptfmt demo --s3 $(DEMO)-s3
 
 test: $(VENV)/.installed-dev ## Run the tests
-	$(PY) -m pytest -n 4 --dist loadfile $(ARGS)
+	$(PYTEST) -n 3 --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.installed-dev ## Run the tests that need much time or memory
-	$(PY) -m pytest -n 4 --dist loadfile -m slow $(ARGS)
+	$(PYTEST) -n 3 --dist loadfile -m slow $(ARGS)
 
 rigs: $(VENV)/.installed-dev ## Run the tests on real disks and NFS: power cuts, failing, full and vanishing ones (root that may mount; see .ci/run)
-	$(PY) -m pytest -m rig tests/rigs $(ARGS)
+	$(PYTEST) -m rig tests/rigs $(ARGS)
 
 model: $(VENV)/.installed-dev ## Explore the commit protocol exhaustively (under 4 minutes)
-	$(PY) -m pytest -m model tests/model $(ARGS)
+	$(PYTEST) -m model tests/model $(ARGS)
 
 fuzz: $(VENV)/.installed-fuzz ## Give every parser to a fuzzer that is guided by coverage (2 minutes)
 	$(PY) tests/hostile/fuzz.py $(ARGS)
