@@ -81,7 +81,7 @@ dist: $(VENV)/.installed-dev ## Build sdist and wheel, and try the wheel in an e
 
 check: rigs check-here ## What CI runs
 
-check-here: test test-slow model lint types contracts dist demo demo-ranks demo-s3 ## What CI runs beside the rigs
+check-here: test test-slow model lint types contracts dist demo ## What CI runs beside the rigs (the other demos are slow tests)
 
 bench: $(VENV)/.installed-bench ## Measure beside torch.save, safetensors, DCP and raw limits (under 15 minutes)
 	env -u PYTHONDONTWRITEBYTECODE $(PY) -m benchmarks.run $(ARGS)
