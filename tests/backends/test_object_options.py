@@ -95,7 +95,7 @@ def test_a_url_names_a_place(url: str, endpoint: str, base: str, prefix: str, sh
         ("s3://buck/x", {"credentials": dict, "profile": "lab"}, {"profile": "lab"}),
         ("gs://buck/x", {"token": "SECRET", "timeout": 5}, {"timeout": 5.0}),
         ("az://buck/x", {"account_name": "a", "account_key": "U0VDUkVU"}, {"account_name": "a"}),
-        ("/tmp/x", {"direct": False}, {"direct": False}),
+        ("/x", {"direct": False}, {"direct": False}),
         ("fsspec+memory://x", {"single_writer": True, "password": "SECRET"}, {"single_writer": True}),
         ("memory://options", None, {}),
     ],

@@ -140,3 +140,18 @@ def flip(pack: Path, offset: int) -> None:
 
 def python() -> list[str]:
     return [sys.executable, "-m", "ckptfmt.cli.main"]
+
+
+def read_terminal(leader: int) -> str:
+    """What is written to a pseudo terminal until its last writer has closed it; ``leader`` is closed then, too."""
+    seen = b""
+    while True:
+        try:
+            block = os.read(leader, 65536)
+        except OSError:  # the last writer has closed it
+            break
+        if not block:
+            break
+        seen += block
+    os.close(leader)
+    return seen.decode()

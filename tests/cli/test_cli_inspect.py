@@ -15,7 +15,7 @@ from termios import TIOCSWINSZ
 
 import numpy as np
 import pytest
-from cli_fixtures import GOLDEN, begin, flip, folder_of, launch, ok, ok_json, run, save_steps, site_of
+from cli_fixtures import GOLDEN, begin, flip, folder_of, launch, ok, ok_json, read_terminal, run, save_steps, site_of
 
 import ckptfmt
 
@@ -31,18 +31,9 @@ def in_terminal(*arguments: object, lines: int = LINES, columns: int = COLUMNS) 
     command = [sys.executable, "-m", "ckptfmt.cli.main", *map(str, arguments)]
     process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment)
     os.close(follower)
-    output = b""
-    while True:
-        try:
-            block = os.read(leader, 65536)
-        except OSError:  # the last writer has closed it
-            break
-        if not block:
-            break
-        output += block
-    os.close(leader)
+    output = read_terminal(leader)
     assert process.wait() == 0, output
-    return output.decode().replace("\r\n", "\n")
+    return output.replace("\r\n", "\n")
 
 
 def big_state() -> dict[str, object]:

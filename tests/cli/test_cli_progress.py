@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cli_fixtures import read_terminal
 from safetensors.torch import save_file
 
 import ckptfmt
@@ -26,20 +27,11 @@ def with_stderr_in_terminal(*arguments: object) -> tuple[str, str]:
     environment = {**os.environ, "COLUMNS": "200"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=environment, text=True) as process:
         os.close(follower)
-        seen = b""
-        while True:
-            try:
-                block = os.read(leader, 65536)
-            except OSError:  # the last writer has closed it
-                break
-            if not block:
-                break
-            seen += block
-        os.close(leader)
+        seen = read_terminal(leader)
         assert process.stdout is not None
         printed = process.stdout.read()
         assert process.wait(timeout=60) == 0, seen
-    return printed, seen.decode()
+    return printed, seen
 
 
 def phases(seen: str) -> list[tuple[str, int, str]]:
