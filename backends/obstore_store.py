@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from ckptfmt.backends.discreet_options import DiscreetOptions, chosen
+from ckptfmt.backends.endpoints import checked_endpoint
 from ckptfmt.backends.fork_locks import ForkLock
 from ckptfmt.backends.object import ObjectBackend
 from ckptfmt.backends.object_errors import Cause, Failure, from_obstore
@@ -246,5 +247,7 @@ def _converted(kind: Any, scheme: str, given: Mapping[str, Any] | None) -> Any:
         options = msgspec.convert(dict(given or {}), kind)
     except msgspec.ValidationError as error:
         raise InvalidInput(f"storage_options for {scheme}://: {error}; known are: {', '.join(fields)}") from None
+    if options.endpoint is not None:
+        checked_endpoint(options.endpoint)
     Patience(options.retry_attempts, options.retry_seconds)
     return options

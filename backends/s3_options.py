@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 import msgspec
 
 from ckptfmt.backends.discreet_options import DiscreetOptions, chosen
+from ckptfmt.backends.endpoints import checked_endpoint
 from ckptfmt.backends.http_client import is_this_machine
 from ckptfmt.backends.object_retry import Patience
 from ckptfmt.backends.s3_credentials import profile_settings
@@ -212,20 +213,12 @@ def _endpoint(options: S3Options, settings: Mapping[str, str]) -> str | None:
     named = options.endpoint or next(filter(None, variables), None) or settings.get("endpoint_url")
     if not named:
         return None
-    if "://" not in named:
-        raise InvalidInput("endpoint: begin it with https:// (or http://)")  # what stands there may hold keys
-    try:
-        parts = urlsplit(named)
-        parts.port  # noqa: B018 - tells whether it is one
-    except ValueError as error:
-        raise InvalidInput(f"endpoint: {error}; give http(s)://host[:port]") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+    parts = checked_endpoint(named)
+    if parts.path.strip("/"):
         raise InvalidInput(
             f"endpoint={parts.scheme}://{parts.hostname}: give http(s)://host[:port] and nothing behind it"
         )
-    if parts.username or parts.password:
-        raise InvalidInput("endpoint: an endpoint holds no keys; give key= and secret= in storage_options")
-    if parts.scheme == "http" and not options.allow_http and not is_this_machine(parts.hostname):
+    if parts.scheme == "http" and not options.allow_http and not is_this_machine(parts.hostname or ""):
         raise InvalidInput(
             f"endpoint={named}: without TLS anybody on the way can read and change checkpoints; use https://, or say "
             "allow_http=true"

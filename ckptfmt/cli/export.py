@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ckptfmt.cli.output import Page
+    from ckptfmt.engine.keep.verify import Progress
     from ckptfmt.engine.opened import Opened
-    from ckptfmt.exchange.counting import Progress
     from ckptfmt.exchange.kerchunk import KerchunkExport
     from ckptfmt.exchange.ocdbt_export import OcdbtExport
     from ckptfmt.exchange.safetensors_export import SafetensorsExport

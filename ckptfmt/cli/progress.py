@@ -7,18 +7,23 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from ckptfmt.cli import quantities as q
 from ckptfmt.cli.output import is_terminal
+
+if TYPE_CHECKING:
+    from ckptfmt.engine.keep.verify import Progress
+    from ckptfmt.exchange.counting import Phases
 
 EVERY_SECONDS = 0.1
 _BAR = 24
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
+def progress_bar(label: str) -> Iterator[Progress | None]:
     """Yield ``progress(done, total)`` in bytes, safe to call from any thread; None if stderr is no terminal."""
     if not is_terminal(sys.stderr):
         yield None
@@ -30,7 +35,7 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
         bar.erase()
 
 
-def progress_bars(arguments: Namespace) -> Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]:
+def progress_bars(arguments: Namespace) -> Phases:
     """A bar for each phase of a command, by its label; none with ``--json``, which programs read."""
     return (lambda label: nullcontext()) if arguments.as_json else progress_bar
 

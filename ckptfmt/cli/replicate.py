@@ -32,10 +32,12 @@ def run(arguments: Namespace) -> int:
     from ckptfmt.cli import replication
     from ckptfmt.cli.output import emit
     from ckptfmt.cli.places import opened_place
+    from ckptfmt.cli.progress import progress_bars
 
     with opened_place(arguments, mode="w" if arguments.yes else "r") as place:
         report = replication.replicate_place(
             place,
+            progress_bars(arguments),
             yes=arguments.yes,
             repair=arguments.repair,
             every=arguments.every,

@@ -13,7 +13,6 @@ from ckptfmt.cli import exit_codes
 from ckptfmt.cli import quantities as q
 from ckptfmt.cli.output import Page, style
 from ckptfmt.cli.places import Place
-from ckptfmt.cli.progress import progress_bar
 from ckptfmt.cli.repository_view import run_names
 from ckptfmt.cli.verification import wanted_generations
 from ckptfmt.engine import governing
@@ -28,6 +27,7 @@ from ckptfmt.engine.replicate import Pace
 from ckptfmt.engine.reports import Report
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.errors import BackendError, CkptError, FormatError, InvalidInput, NotFound
+from ckptfmt.exchange.counting import Phases
 from ckptfmt.ports.records import GenerationRecord, LaunchRecord
 
 
@@ -63,7 +63,9 @@ class Replication(Report):
     repairs: tuple[RepairItem, ...]
 
 
-def replicate_place(place: Place, *, yes: bool, repair: bool, every: bool, bandwidth: int | None) -> Replication:
+def replicate_place(
+    place: Place, phases: Phases, *, yes: bool, repair: bool, every: bool, bandwidth: int | None
+) -> Replication:
     place.require_repository()
     if every and not repair:
         raise InvalidInput("--all belongs to --repair: replicas get every committed generation anyway")
@@ -76,13 +78,13 @@ def replicate_place(place: Place, *, yes: bool, repair: bool, every: bool, bandw
     repairs: list[RepairItem] = []
     if repair:
         for opened in _opened(place, every):
-            with _guarded(place, opened, yes), progress_bar(f"#{opened.info.id}") as progress:
+            with _guarded(place, opened, yes), phases(f"#{opened.info.id}") as progress:
                 repairs += repairing.repair(opened, dry_run=not yes, pace=Pace(limiter=limiter), progress=progress)
     else:
         if place.reference.at is not None:
             raise InvalidInput(f"replicas get whole runs: leave out @{place.reference.at}, or add --repair")
         if yes:
-            copied = [done for tier in place.site.tiers.replicas for done in _catch_up(place, tier, limiter)]
+            copied = [done for tier in place.site.tiers.replicas for done in _catch_up(place, tier, limiter, phases)]
         lag = _lag(place)
     return Replication("replicate", place.url, place.read_by, not yes, tuple(lag), tuple(copied), tuple(repairs))
 
@@ -107,23 +109,28 @@ def _lag(place: Place) -> list[TierLag]:
 
 
 # -- catching up ------------------------------------------------------------------------------------
-def _catch_up(place: Place, tier: Tier, limiter: Limiter | None) -> Iterator[CopiedGeneration]:
+def _catch_up(place: Place, tier: Tier, limiter: Limiter | None, phases: Phases) -> Iterator[CopiedGeneration]:
     catalog = place.require_catalog("replicate --yes")
     for run in _runs(place):
         holder = catalog.live_launch(run)
         for row in catalog.unreplicated(run, tier.uuid):
-            yield _copied(place, tier, row, holder, limiter)
+            yield _copied(place, tier, row, holder, limiter, phases)
 
 
 def _copied(
-    place: Place, tier: Tier, row: GenerationRecord, holder: LaunchRecord | None, limiter: Limiter | None
+    place: Place,
+    tier: Tier,
+    row: GenerationRecord,
+    holder: LaunchRecord | None,
+    limiter: Limiter | None,
+    phases: Phases,
 ) -> CopiedGeneration:
     began, copied = time.perf_counter(), []
     problem: CkptError | None = None
     if holder is not None and holder.id == row.launch_id:
         why = f"its launch on {holder.host} (pid {holder.pid}) is running, and copies what it saves itself"
         return CopiedGeneration(row.id, row.run, row.step, tier.backend.url, 0, 0.0, why, LAUNCH_LIVE)
-    with progress_bar(f"#{row.id} to {tier.backend.url}") as progress:
+    with phases(f"#{row.id} to {tier.backend.url}") as progress:
 
         def count(nbytes: int) -> None:
             copied.append(nbytes)

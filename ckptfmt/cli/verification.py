@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from ckptfmt import overview
 from ckptfmt.cli import quantities as q
 from ckptfmt.cli.output import Page, style
 from ckptfmt.cli.places import Place
-from ckptfmt.cli.progress import progress_bar
 from ckptfmt.cli.repository_view import run_names
 from ckptfmt.cli.resume import problem_of
 from ckptfmt.engine.keep.verify import verify
@@ -18,6 +18,7 @@ from ckptfmt.engine.load.resolve import Wanted, open_wanted
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.reports import GenerationInfo, Report, VerifyReport
 from ckptfmt.errors import BackendError, FormatError, InvalidInput, NotFound
+from ckptfmt.exchange.counting import Phases
 
 PROBLEMS_MAX = 50
 
@@ -34,16 +35,16 @@ class Verification(Report):
     generations: tuple[VerifyReport, ...]
 
 
-def verify_place(place: Place, *, every: bool) -> Verification:
+def verify_place(place: Place, phases: Phases, *, every: bool) -> Verification:
     """Verify what the URL names. One generation that cannot be read does not keep the others from being verified."""
     began = time.perf_counter()
     if place.connection.folder or place.reference.at is not None:
         if every:
             raise InvalidInput("--all verifies a run or a repository: leave it out to verify one generation")
         opened = place.open()
-        reports = [_verified(lambda: opened, opened.info)]
+        reports = [_verified(lambda: opened, opened.info, phases)]
     else:
-        reports = [_verified(lambda info=info: _open(place, info), info) for info in wanted_generations(place, every)]  # type: ignore[misc]
+        reports = [_verified(partial(_open, place, info), info, phases) for info in wanted_generations(place, every)]
     return Verification(
         report="verify",
         url=place.url,
@@ -83,14 +84,14 @@ def _open(place: Place, info: GenerationInfo) -> Opened:
     return open_wanted(place.site, info.run, Wanted(id=info.id))
 
 
-def _verified(opening: Callable[[], Opened], info: GenerationInfo) -> VerifyReport:
+def _verified(opening: Callable[[], Opened], info: GenerationInfo, phases: Phases) -> VerifyReport:
     began = time.perf_counter()
     try:
         opened = opening()
     except (FormatError, NotFound, BackendError) as error:
         seconds = time.perf_counter() - began
         return VerifyReport(info.id, info.run, info.step, 0, 0, seconds, (problem_of(error),))
-    with progress_bar(f"#{info.id} step {info.step}") as progress:
+    with phases(f"#{info.id} step {info.step}") as progress:
         return verify(opened, progress)
 
 

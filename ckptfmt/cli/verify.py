@@ -35,9 +35,10 @@ def run(arguments: Namespace) -> int:
     from ckptfmt.cli.exit_codes import CORRUPT, OK
     from ckptfmt.cli.output import emit
     from ckptfmt.cli.places import opened_place
+    from ckptfmt.cli.progress import progress_bars
 
     with opened_place(arguments) as place:
-        report = verification.verify_place(place, every=arguments.every)
+        report = verification.verify_place(place, progress_bars(arguments), every=arguments.every)
         emit(report, lambda page: verification.show_verification(page, report), as_json=arguments.as_json)
     return OK if report.ok else CORRUPT
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ckptfmt.engine.keep.verify import Progress
 from ckptfmt.ports.arrays import ArrayFamily, Capture, LeafSpec
 
-Progress = Callable[[int, int], None]
-"""Told ``(done, total)`` in bytes, from any thread."""
 Phases = Callable[[str], AbstractContextManager[Progress | None]]
 """Begins a phase by its name; what it gives is told how far that one is, if anybody looks."""
 

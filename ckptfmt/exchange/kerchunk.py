@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from ckptfmt.engine.keep.verify import Progress
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.reports import Report
 from ckptfmt.engine.roots import root_path
 from ckptfmt.errors import Conflict, InvalidInput, NotFound
-from ckptfmt.exchange.counting import Count, Progress
+from ckptfmt.exchange.counting import Count
 from ckptfmt.views.box_bytes import VerifiedBytes
 from ckptfmt.views.chunks import Chunk
 from ckptfmt.views.references import grid_of_references, references

@@ -12,10 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from ckptfmt.engine.keep.verify import Progress
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.reports import Report
 from ckptfmt.errors import BackendError, CkptError, Conflict, NotFound
-from ckptfmt.exchange.counting import Count, Progress
+from ckptfmt.exchange.counting import Count
 from ckptfmt.format import layout, ocdbt
 from ckptfmt.ports.backend import Backend
 from ckptfmt.views.box_bytes import VerifiedBytes

@@ -13,12 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 from ckptfmt.backends.posix_errors import translated
+from ckptfmt.engine.keep.verify import Progress
 from ckptfmt.engine.load.names import Selection
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.patterns import Patterns
 from ckptfmt.engine.reports import Report
 from ckptfmt.errors import InvalidInput, NotFound
-from ckptfmt.exchange.counting import Count, Progress
+from ckptfmt.exchange.counting import Count
 from ckptfmt.exchange.generation_source import tensor_of
 from ckptfmt.exchange.new_files import NewFiles
 from ckptfmt.exchange.pieces import SourceTensor

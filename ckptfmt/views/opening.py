@@ -79,12 +79,17 @@ def reopened(
     ``NotFound``, ``NotCommitted`` and ``Corrupt`` as every reader without a catalog meets them.
     """
     backend = connect.backend_for(url, storage_options)
-    commit = verdicts.read_commit(backend, folder)
-    if commit is None:
-        raise NotFound(f"{url}: {folder or 'the folder'} has no {layout.COMMIT}: no generation was committed there")
-    if commit.key != key:
-        raise Corrupt(f"{url}: {folder or 'the folder'} holds generation {commit.key}, expected {key}", object=folder)
-    return open_proven(Site("", backend, None, read_only=True, tiers=_tiers_here(tiers)), folder, commit)
+    with connect.closed_on_error(backend):
+        commit = verdicts.read_commit(backend, folder)
+        if commit is None:
+            raise NotFound(f"{url}: {folder or 'the folder'} has no {layout.COMMIT}: no generation was committed there")
+        if commit.key != key:
+            raise Corrupt(
+                f"{url}: {folder or 'the folder'} holds generation {commit.key}, expected {key}", object=folder
+            )
+        here = _tiers_here(tiers)
+        with connect.closed_on_error(here):
+            return open_proven(Site("", backend, None, read_only=True, tiers=here), folder, commit)
 
 
 def _tiers_here(places: Sequence[TierPlace]) -> Tiers:

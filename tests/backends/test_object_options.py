@@ -134,6 +134,8 @@ def test_a_backend_tells_what_leads_there_again_and_no_secrets(
         ("s3://buck/x?endpoint=minio.lan", {}, "https://"),
         ("s3://buck/x?endpoint=https://minio.lan/path", {}, "nothing behind"),
         ("s3://buck/x", {"endpoint": "https://a:SECRET@minio.lan"}, "no keys"),
+        ("gs://buck/x", {"endpoint": "https://a:SECRET@gcs.lan"}, "no keys"),
+        ("az://buck/x", {"endpoint": "https://azure.lan/account?sig=SECRET"}, "nothing behind"),
         ("s3://buck/x?region=a.b/c", {}, "region"),
         ("gs://buck/x", {"nonsense": 1}, "unknown nonsense; known are: anon"),
         ("az://buck/x", {"account_name": 5}, "account_name"),

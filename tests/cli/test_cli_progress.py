@@ -89,6 +89,12 @@ def test_nobody_else_sees_it(state: dict[str, torch.Tensor], tmp_path: Path) -> 
     done = subprocess.run([*command, "--step", "1"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-    printed, seen = with_stderr_in_terminal("export", tmp_path / "r", "--safetensors", tmp_path / "out", "--json")
-    assert json.loads(printed)["report"] == "export.safetensors"
-    assert seen == ""
+    for told, *command in (
+        ("export.safetensors", "export", tmp_path / "r", "--safetensors", tmp_path / "out"),
+        ("verify", "verify", tmp_path / "r"),
+        ("replicate", "replicate", tmp_path / "r", "--repair", "--yes"),
+        ("replicate", "replicate", tmp_path / "r", "--replica", tmp_path / "copy", "--yes"),
+    ):
+        printed, seen = with_stderr_in_terminal(*command, "--json")
+        assert json.loads(printed)["report"] == told
+        assert seen == ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -171,3 +172,16 @@ def places(root: Path, *, stage: bool = True, replicas: int = 1) -> Places:
         shutil.copytree(durable, replica, ignore=shutil.ignore_patterns("catalog.sqlite*"))
         found.replicas.append(replica)
     return found
+
+
+@contextmanager
+def laying(root: Path) -> Iterator[Callable[..., Places]]:
+    """``lay(**kinds)``: ``places(root, **kinds)``, closed in the end."""
+    with ExitStack() as made:
+
+        def lay(**kinds: Any) -> Places:
+            here = places(root, **kinds)
+            made.callback(here.close)
+            return here
+
+        yield lay

@@ -18,6 +18,7 @@ from ckptfmt.engine import process
 from ckptfmt.errors import CatalogError, CkptError, Conflict, InvalidInput, NotFound
 from ckptfmt.format import layout
 from ckptfmt.testing.crash_checks import command_line
+from ckptfmt.views.opening import places_of, reopened
 
 
 class Counted(posix.PosixBackend):
@@ -157,3 +158,21 @@ def test_closing_goes_on_where_one_place_cannot_be_closed(places: Path, monkeypa
     with pytest.raises(ZeroDivisionError):
         repository.close()
     assert left_open() == [broken.url]
+
+
+@pytest.mark.parametrize("gone", ["COMMIT.json", "manifest-*"])
+def test_a_generation_that_another_process_cannot_open_again(places: Path, gone: str) -> None:
+    with (
+        ckptfmt.open(places / "r", replicas=[places / "one"]) as repository,
+        repository.checkpointer("run") as checkpointer,
+    ):
+        opened = checkpointer.save(state_of(1), step=1).result(20)._opened  # type: ignore[union-attr]
+        where = opened.site.backend.url, opened.folder, opened.info.key, {}, places_of(opened)
+    removed = [path for path in places.rglob(gone) if path.is_file()]
+    for path in removed:
+        path.unlink()
+    assert removed
+    Counted.made = []
+    with pytest.raises(CkptError):
+        reopened(*where)
+    assert left_open() == []

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reading_rig import CHUNK, Places, Watched, blank, places, repair, same
+from reading_rig import CHUNK, Places, Watched, blank, laying, repair, same
 
 from ckptfmt.backends.posix import PosixBackend
 from ckptfmt.engine.nearest import RETRIES
@@ -25,15 +25,8 @@ Open = Callable[..., Places]
 
 @pytest.fixture
 def laid(tmp_path: Path) -> Iterator[Open]:
-    made: list[Places] = []
-
-    def lay(**kinds: Any) -> Places:
-        made.append(places(tmp_path, **kinds))
-        return made[-1]
-
-    yield lay
-    for one in made:
-        one.close()
+    with laying(tmp_path) as lay:
+        yield lay
 
 
 def _load(generation: Generation, here: Places) -> None:

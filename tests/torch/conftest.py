@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
+import ckptfmt
 from ckptfmt.format import tree
 from ckptfmt.ports.arrays import Expansion, LeafSpec
 from ckptfmt.torch.family import TorchFamily
+
+if TYPE_CHECKING:
+    from ckptfmt.torch.dcp import GenerationWriter
 
 
 class Archive:
@@ -115,3 +121,19 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
 @pytest.fixture
 def bytes_of() -> Any:
     return raw_bytes
+
+
+@pytest.fixture
+def root(tmp_path: Path, empty_repository: Path, quick: None) -> Path:
+    """``tmp_path/r``: a copy of the empty repository that knows its new place."""
+    shutil.copytree(empty_repository, tmp_path / "r")
+    ckptfmt.open(tmp_path / "r").close()
+    return tmp_path / "r"
+
+
+@pytest.fixture
+def writer(root: Path) -> Iterator[GenerationWriter]:
+    from ckptfmt.torch.dcp import GenerationWriter
+
+    with GenerationWriter(root) as writer:
+        yield writer

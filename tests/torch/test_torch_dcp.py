@@ -10,7 +10,6 @@ import gc
 import io
 import os
 import pickle
-import shutil
 import socket
 import warnings
 from collections import Counter
@@ -38,19 +37,6 @@ pytestmark = [
     pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package"),
     pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)"),
 ]
-
-
-@pytest.fixture
-def root(tmp_path: Path, empty_repository: Path, quick: None) -> Path:
-    shutil.copytree(empty_repository, tmp_path / "r")
-    ckptfmt.open(tmp_path / "r").close()
-    return tmp_path / "r"
-
-
-@pytest.fixture
-def writer(root: Path) -> Iterator[GenerationWriter]:
-    with GenerationWriter(root) as writer:
-        yield writer
 
 
 class Net(nn.Module):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,19 +29,6 @@ PATHS = {
     "model.layers.1": ("model", "layers", 1),
     "n": ("n",),
 }
-
-
-@pytest.fixture
-def root(tmp_path: Path, empty_repository: Path, quick: None) -> Path:
-    shutil.copytree(empty_repository, tmp_path / "r")
-    ckptfmt.open(tmp_path / "r").close()
-    return tmp_path / "r"
-
-
-@pytest.fixture
-def writer(root: Path) -> Iterator[GenerationWriter]:
-    with GenerationWriter(root) as writer:
-        yield writer
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reading_rig import CHUNK, Places, Watched, places, same, state
+from reading_rig import CHUNK, Places, Watched, laying, same, state
 from reshard_rig import lay_out
 from safetensors.numpy import load_file
 
@@ -40,15 +40,8 @@ Open = Callable[..., Places]
 
 @pytest.fixture
 def laid(tmp_path: Path, quick: None) -> Iterator[Open]:
-    made: list[Places] = []
-
-    def lay(**kinds: Any) -> Places:
-        made.append(places(tmp_path, **kinds))
-        return made[-1]
-
-    yield lay
-    for one in made:
-        one.close()
+    with laying(tmp_path) as lay:
+        yield lay
 
 
 # -- every way to read ----------------------------------------------------------------------------------
