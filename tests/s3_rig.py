@@ -86,9 +86,10 @@ class S3Server:
             self.pick_ports()
             try:
                 return self._start()
-            except AssertionError:  # somebody else may have taken a port in between
+            except AssertionError:  # somebody else may have taken a port in between, which ends it
+                ended = self._process is not None and self._process.poll() is not None
                 self.kill()
-                if not left:
+                if not left or not ended:
                     raise
 
     def _start(self) -> None:

@@ -62,7 +62,8 @@ def command(weed: str | Path, ports: dict[str, int]) -> list[str]:
         *(str(weed), "-logtostderr=true", "server", "-dir=.", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
         *("-filer", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.config=s3.json"),
         *("-filer.localSocket=f.sock", "-s3.localSocket=s.sock"),
-        *("-master.volumeSizeLimitMB=256", "-volume.max=50", "-master.telemetry=false"),
+        # By default it refuses writes where less than 1 % of the disk is free: gigabytes, on a large one.
+        *("-master.volumeSizeLimitMB=256", "-volume.max=50", "-volume.minFreeSpace=100MiB", "-master.telemetry=false"),
         *("-master.electionTimeout=1s", "-master.heartbeatInterval=200ms", "-volume.preStopSeconds=0"),
         *(f"-{name}={port}" for name, port in ports.items()),
     ]
@@ -103,9 +104,10 @@ class LocalSeaweed:
             self._ports = pick_ports()
             try:
                 return self._start()
-            except Unavailable:  # somebody else may have taken a port in between
+            except Unavailable:  # somebody else may have taken a port in between, which ends it
+                ended = self._process is not None and self._process.poll() is not None
                 self.stop()
-                if not left:
+                if not left or not ended:
                     raise
 
     def stop(self) -> None:
