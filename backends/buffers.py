@@ -55,6 +55,13 @@ def address_of(view: memoryview) -> int:
         _release_buffer(ctypes.byref(record))
 
 
+def copy_into(target: memoryview, source: memoryview) -> None:
+    """As ``target[:] = source`` for flat bytes, but other threads go on meanwhile."""
+    if len(target) != len(source) or target.readonly:
+        raise ValueError(f"{len(source)} bytes do not fit into {len(target)}, or may not be written there")
+    ctypes.memmove(address_of(target), address_of(source), len(source))
+
+
 class Coverage:
     """Which bytes of an object of ``nbytes`` bytes have been written. Thread-safe."""
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from ckptfmt.backends.buffers import copy_into
+
 _MEMORY_MAX: Final = 96 << 20
 """Bytes of memory for unfinished parts: six threads send one each and begin another. More lie in temporary files,
 which the system writes out."""
@@ -63,7 +65,7 @@ class Gathering:
             room.copying += 1
             whole = room.around(at, piece) if self._is_ready(index, room, copying=1) else None
         if whole is None:
-            room.view[at : at + len(piece)] = piece
+            copy_into(room.view[at : at + len(piece)], piece)
             with self._lock:
                 room.copying -= 1
                 whole = (room.view[:],) if self._is_ready(index, room, copying=0) else None

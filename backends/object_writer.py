@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from ckptfmt.backends.buffers import Coverage, flat_bytes
+from ckptfmt.backends.buffers import Coverage, copy_into, flat_bytes
 from ckptfmt.backends.crc import crc32
 from ckptfmt.backends.object_errors import UNKNOWN, Cause, Failure, translate
 from ckptfmt.backends.object_gathering import Gathering
@@ -68,7 +68,7 @@ class ObjectWriter:
 
     def _write(self, offset: int, view: memoryview) -> None:
         if self._small is not None:
-            self._small[offset : offset + len(view)] = view
+            copy_into(memoryview(self._small)[offset : offset + len(view)], view)
             return
         # All pieces are handed in before a part is sent: who has the rest of one finds them there and copies nothing.
         with contextlib.ExitStack() as until_sent:

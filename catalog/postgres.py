@@ -44,6 +44,8 @@ _BOUNDS: Final = """
 SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '30s';
 SET LOCAL idle_in_transaction_session_timeout = '10s';
 """
+# Nobody who saves waits for a reader, and comparing a schema takes a busy machine long.
+_EXAMINED: Final = f"{_BOUNDS} SET LOCAL idle_in_transaction_session_timeout = '60s';"
 # A commit that the server might forget is none. What is stronger than "on" stays.
 _DURABLE: Final = """
 SELECT set_config('synchronous_commit', 'on', true)
@@ -158,7 +160,7 @@ class PostgresSessions:
         try:
             with postgres_engine(connect).connect() as connection:
                 connection.begin()
-                facts = _last(driver_connection(connection).execute(_SETTLED if write else _BOUNDS))
+                facts = _last(driver_connection(connection).execute(_SETTLED if write else _EXAMINED))
                 if write:
                     self._require_primary(facts)
                 yield connection

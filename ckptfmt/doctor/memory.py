@@ -34,9 +34,7 @@ def available() -> Finding:
 def huge_pages(setting: Callable[[], str | None] | None = None) -> Finding:
     """The setting of the kernel, and how much of a test mapping really got huge pages."""
     text = (setting or _setting)()
-    memory = map_memory(_TEST_BYTES)
-    populate(memory)
-    got = huge_bytes(memory)
+    got = huge_bytes_of(map_memory(_TEST_BYTES))
     facts = {"setting": text, "tested_bytes": _TEST_BYTES, "huge_bytes": got}
     found = f"{text or 'not told'}; {human_bytes(got)} of a mapping of {human_bytes(_TEST_BYTES)}"
     if got >= _TEST_BYTES // 2:
@@ -52,8 +50,15 @@ def huge_pages(setting: Callable[[], str | None] | None = None) -> Finding:
     return Finding("huge pages", "slow", found, consequence, fix, facts)
 
 
-def huge_bytes(memory: memoryview) -> int:
-    """Bytes of a mapping that lie on huge pages (AnonHugePages in proc_pid_smaps(5))."""
+def huge_bytes_of(memory: memoryview) -> int:
+    """Touch all of a new mapping; returns how many of its bytes lie on huge pages then."""
+    before = _huge_bytes_around(memory)
+    populate(memory)
+    return max(0, min(_huge_bytes_around(memory) - before, len(memory)))
+
+
+def _huge_bytes_around(memory: memoryview) -> int:
+    """AnonHugePages in proc_pid_smaps(5), in bytes. The kernel tells them of neighbours that are alike as of one."""
     address, inside, found = address_of(memory), False, 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split(" ", 1)[0]
@@ -63,7 +68,7 @@ def huge_bytes(memory: memoryview) -> int:
             inside = begin < address + len(memory) and address < end
         elif inside and line.startswith("AnonHugePages:"):
             found += int(line.split()[1]) * 1024
-    return min(found, len(memory))
+    return found
 
 
 def advice() -> Finding:

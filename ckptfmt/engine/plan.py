@@ -45,7 +45,8 @@ class Chunk:
 class Unit:
     """A range of a pack file written at once, with the chunks that begin in it.
 
-    In the arena lie the bytes ``start`` to ``end``: the last chunk may reach past ``stop``, by less than a page.
+    In the arena lie the bytes ``start`` to ``end``: the last chunk may reach past ``stop``. Where units pass through
+    the window, so that no other shares their memory, by less than a page.
     """
 
     pack: int
@@ -208,7 +209,7 @@ def _placed(drafts: Sequence[Draft], sizes: Sequence[int], passing: int, window:
                 nbytes=layout.nbytes,
                 leaves=tuple(draft.members),
                 offsets=tuple(layout.offsets),
-                units=tuple(_units(number, draft.members, layout, sizes, room)),
+                units=tuple(_cut(number, draft.members, layout, sizes, room)),
                 arena_offset=None if room is window else held_bytes,
                 claims=draft.claims,
             )
@@ -250,35 +251,64 @@ def _columns(packs: Sequence[PackPlan], sizes: Sequence[int]) -> Columns:
     return Columns(*map(tuple, zip(*rows, strict=True))) if rows else Columns((), (), ())
 
 
-def _units(
+def _cut(
     number: int, members: Sequence[int], layout: pack.PackLayout, sizes: Sequence[int], room: _Held | _Window
 ) -> Iterator[Unit]:
-    """Cut a pack file at aligned offsets into ranges of about ``IO_BYTES``; the first ones hold the header.
-
-    No unit is longer than ``IO_BYTES`` + one chunk + a page.
-    """
-
-    def unit(start: int, stop: int, end: int, chunks: Sequence[Chunk], leaves: Collection[int]) -> Unit:
+    """Cut a pack file into units of about ``IO_BYTES``; the first ones hold the header."""
+    chunks = _chunks(members, layout, sizes)
+    if isinstance(room, _Held):
+        ranges = _evenly(chunks, layout.nbytes)
+    else:
+        ranges = _at_chunk_ends(chunks, len(layout.header), layout.nbytes)
+    for start, stop, end, begun, leaves in ranges:
         place, turn, after = room.place(start, end)
-        return Unit(number, start, stop, end, tuple(chunks), frozenset(leaves), place, turn, after)
+        yield Unit(number, start, stop, end, tuple(begun), frozenset(leaves), place, turn, after)
 
-    start = 0
-    while len(layout.header) - start >= IO_BYTES:
-        yield unit(start, start + IO_BYTES, start + IO_BYTES, (), ())
-        start += IO_BYTES
-    chunks: list[Chunk] = []
-    touched: set[int] = set()
+
+_Range = tuple[int, int, int, list[Chunk], set[int]]
+"""``start``, ``stop``, ``end``, ``chunks`` and ``leaves`` of a unit."""
+
+
+def _chunks(members: Sequence[int], layout: pack.PackLayout, sizes: Sequence[int]) -> Iterator[Chunk]:
     for leaf, offset in zip(members, layout.offsets, strict=True):
         for at, (inner, length) in enumerate(checksum.chunk_spans(sizes[leaf], checksum.CHUNK_BYTES)):
-            chunks.append(Chunk(leaf, at, offset + inner, length))
-            touched.add(leaf)
-            end = offset + inner + length
-            stop = align_down(end)
-            if stop - start >= IO_BYTES:
-                yield unit(start, stop, end, chunks, touched)
-                start, chunks, touched = stop, [], {leaf}
-    if start < layout.nbytes:
-        yield unit(start, layout.nbytes, layout.nbytes, chunks, touched)
+            yield Chunk(leaf, at, offset + inner, length)
+
+
+def _evenly(chunks: Iterator[Chunk], nbytes: int) -> Iterator[_Range]:
+    """Of ``IO_BYTES`` each, as the parts of an upload are: of other units parts would have to be put together."""
+    ahead = next(chunks, None)
+    last: Chunk | None = None
+    for start in range(0, nbytes, IO_BYTES):
+        stop = min(start + IO_BYTES, nbytes)
+        # The chunk that the unit before has begun may reach into this one.
+        leaves = {last.leaf} if last is not None and last.offset + last.nbytes > start else set()
+        begun: list[Chunk] = []
+        while ahead is not None and ahead.offset < stop:
+            begun.append(ahead)
+            leaves.add(ahead.leaf)
+            last, ahead = ahead, next(chunks, None)
+        yield start, stop, max(stop, last.offset + last.nbytes) if begun and last else stop, begun, leaves
+
+
+def _at_chunk_ends(chunks: Iterator[Chunk], header_bytes: int, nbytes: int) -> Iterator[_Range]:
+    """At the page below the end of a chunk. No unit is longer than ``IO_BYTES`` + one chunk + a page."""
+    start = 0
+    while header_bytes - start >= IO_BYTES:
+        yield start, start + IO_BYTES, start + IO_BYTES, [], set()
+        start += IO_BYTES
+    begun: list[Chunk] = []
+    touched: set[int] = set()
+    for chunk in chunks:
+        begun.append(chunk)
+        touched.add(chunk.leaf)
+        end = chunk.offset + chunk.nbytes
+        stop = align_down(end)
+        if stop - start >= IO_BYTES:
+            yield start, stop, end, begun, touched
+            start, begun, touched = stop, [], {chunk.leaf}
+    if start < nbytes:
+        yield start, nbytes, nbytes, begun, touched
 
 
 class _Held:

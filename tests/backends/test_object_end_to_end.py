@@ -16,6 +16,8 @@ from s3_rig import KEY, SECRET, SeaweedServer
 
 import ckptfmt
 from ckptfmt.backends import object_probe
+from ckptfmt.backends.object_gathering import Gathering
+from ckptfmt.backends.object_store import Part
 from ckptfmt.backends.s3 import s3_backend
 from ckptfmt.backends.s3_store import S3Store
 from ckptfmt.errors import InvalidInput
@@ -77,6 +79,26 @@ def test_a_stage_on_a_local_disk_is_copied_to_the_store(url: str, catalog: str, 
         assert pending is not None
         assert _equal(pending.result().load())
     assert _equal(ckptfmt.load(f"{url}#llama"))
+
+
+def test_parts_are_sent_from_where_the_snapshot_lies(url: str, catalog: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is put together from pieces, whatever the sizes of the tensors."""
+    sent: list[int] = []
+    put_part = S3Store.put_part
+
+    def watched(store: S3Store, key: str, upload: str, number: int, data: tuple[memoryview, ...], crc: int) -> Part:
+        assert len(data) == 1
+        sent.append(len(data[0]))
+        return put_part(store, key, upload, number, data, crc)
+
+    def gathered(*args: object) -> None:
+        raise AssertionError("a part came in pieces")
+
+    monkeypatch.setattr(S3Store, "put_part", watched)
+    monkeypatch.setattr(Gathering, "added", gathered)
+    state = {f"t{i}": np.arange(1_300_000 + 777 * i, dtype=np.float32) for i in range(5)}
+    ckptfmt.save(state, url, catalog=catalog)
+    assert sent.count(8 << 20) == sum(map(len, state.values())) * 4 // (8 << 20) == 3  # beside the last, and a probe
 
 
 def test_writing_wants_a_catalog_by_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

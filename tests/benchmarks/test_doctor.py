@@ -19,7 +19,6 @@ from ckptfmt.doctor import files, host, memory, place, races
 from ckptfmt.doctor.examine import examine
 from ckptfmt.doctor.report import Finding
 from ckptfmt.engine.arena import map_memory
-from ckptfmt.engine.touch import populate
 from ckptfmt.errors import Conflict
 from ckptfmt.testing.syscalls import WatchedSyscalls
 
@@ -217,17 +216,20 @@ def test_limits() -> None:
 
 
 def test_huge_pages_are_counted_for_this_mapping_only() -> None:
-    mapped = map_memory(64 << 20)
-    assert memory.huge_bytes(mapped) == 0  # not touched yet
-    populate(mapped)
-    one = memory.huge_pages()
-    assert memory.huge_bytes(mapped) <= len(mapped)
-    assert 0 <= one.facts["huge_bytes"] <= one.facts["tested_bytes"]
-    assert (one.status == "good") == (one.facts["huge_bytes"] * 2 >= one.facts["tested_bytes"])
+    beside = [map_memory(64 << 20) for _ in range(2)]
+    neighbour = memory.huge_bytes_of(beside[0])
+    assert 0 <= neighbour <= len(beside[0])
+    assert memory.huge_bytes_of(beside[0]) == 0  # nothing is new
+    # The kernel tells both as one mapping where they lie side by side.
+    small = beside[1][: 2 << 20]
+    assert memory.huge_bytes_of(small) <= len(small)
+    found = memory.huge_pages()
+    assert 0 <= found.facts["huge_bytes"] <= found.facts["tested_bytes"]
+    assert (found.status == "good") == (found.facts["huge_bytes"] * 2 >= found.facts["tested_bytes"])
 
 
 def test_huge_pages_switched_off_are_told_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "huge_bytes", lambda mapped: 0)
+    monkeypatch.setattr(memory, "huge_bytes_of", lambda mapped: 0)
     one = memory.huge_pages(setting=lambda: "never")
     assert one.status == "slow"
     assert "madvise" in (one.fix or "")

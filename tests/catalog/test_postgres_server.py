@@ -172,6 +172,19 @@ def test_a_session_is_left_as_it_was(pg_make_catalog: MakeCatalog, monkeypatch: 
         connection.close()
 
 
+def test_who_only_compares_a_schema_may_take_longer_over_it(pg_url: str, pg_make_catalog: MakeCatalog) -> None:
+    """On a busy machine the process stood still for more than the ten seconds that a writer may."""
+    from ckptfmt.catalog.postgres import PostgresSessions
+
+    pg_make_catalog()
+    sessions = PostgresSessions(pg_url, mode="w")
+    shown = []
+    for write in (False, True):
+        with sessions.alembic(write=write) as connection:
+            shown.append(connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar())
+    assert shown == ["1min", "10s"]
+
+
 def test_no_connection_stays_between_calls(pg_make_catalog: MakeCatalog, pg_raw: RawSql, pg_database: str) -> None:
     catalog = pg_make_catalog()
     Job.start(catalog).proven()

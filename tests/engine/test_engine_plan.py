@@ -51,6 +51,17 @@ def test_units_cover_the_packs_and_never_meet_in_one_place(
             assert unit.start == position
             assert unit.start < unit.stop <= unit.end <= pack.nbytes
             assert unit.nbytes < 2 * UNIT + 4096
+            # Whoever writes a unit waits for all that has bytes in it.
+            assert unit.leaves >= {
+                leaf
+                for leaf, at in zip(pack.leaves, pack.offsets, strict=True)
+                if at < unit.end and at + sizes[leaf] > unit.start and sizes[leaf]
+            }
+            if pack.arena_offset is not None:
+                assert unit.stop == min(unit.start + UNIT, pack.nbytes)
+                assert [chunk for chunk in unit.chunks if not unit.start <= chunk.offset < unit.stop] == []
+                position = unit.stop
+                continue
             # What a unit copies (header, chunks) begins where the one before it ended, so every byte comes once.
             first = [max(unit.start, copied)] if unit.start < len(pack.header) else []
             starts = first + [chunk.offset for chunk in unit.chunks]
@@ -110,9 +121,11 @@ def test_a_small_window_is_used_to_its_end_before_anything_has_to_leave() -> Non
     assert lags <= set(range(len(free) - 2, len(free) + 1))
 
 
-def test_a_long_header_is_cut_too() -> None:
-    plan = planned([1] * 1200, set(), WINDOW + UNIT, name="x" * 200)
+@pytest.mark.parametrize("host_bytes_max", [None, WINDOW])
+def test_a_long_header_is_cut_too(host_bytes_max: int | None) -> None:
+    plan = planned([1] * 1200 + [4 * WINDOW], set(), host_bytes_max, name="x" * 200)
     pack = plan.packs[0]
+    assert bool(plan.passing) == (host_bytes_max is not None)
     assert len(pack.header) > 2 * UNIT
     assert [unit.chunks for unit in pack.units[:2]] == [(), ()]
     assert max(unit.nbytes for unit in pack.units) < 2 * UNIT + 4096
