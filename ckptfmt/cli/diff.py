@@ -1,6 +1,7 @@
 """Show what changed between two generations, by digest and without reading any tensor's bytes.
 
-Either may also be a checkpoint of another tool (see `ckptfmt inspect --help`): then all bytes of both are read.
+Either may also be a checkpoint of another tool (see `ckptfmt inspect --help`): then all bytes of both are read, of a
+generation from the nearest of the tiers that the catalog knows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("other", metavar="OTHER", help="the other: a reference, or '@id' or '#run@id' of the same one")
     parser.add_argument("--unchanged", action="store_true", help="list equal tensors as well")
     options.add_storage(parser)
+    options.find_tiers(parser)
     options.add_output(parser)
 
 

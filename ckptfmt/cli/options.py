@@ -53,6 +53,11 @@ def add_tiers(parser: ArgumentParser) -> None:
     )
 
 
+def find_tiers(parser: ArgumentParser) -> None:
+    """Read from the tiers that the catalog knows, too; none is named, since there may be two repositories."""
+    parser.set_defaults(stage=None, replica=[])
+
+
 def add_output(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--json", dest="as_json", action="store_true", help="one JSON document on standard output (spec/cli-json.md)"

@@ -92,3 +92,21 @@ def test_an_export_reads_from_the_tiers_that_the_catalog_knows(tmp_path: Path) -
             assert written.keys() == expected.keys()
             for name, tensor in expected.items():
                 np.testing.assert_array_equal(written[name], tensor.read(framework="numpy"))
+
+
+def test_a_comparison_reads_from_the_tiers_that_the_catalog_knows(tmp_path: Path) -> None:
+    root, copy, exported = tmp_path / "r", tmp_path / "copy", tmp_path / "exported"
+    with ckptfmt.open(root, replicas=[copy]) as repository, repository.checkpointer("run") as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(state_of(step), step=step).result(20)  # type: ignore[union-attr]
+        checkpointer.wait()
+    assert command_line("export", f"{root}#run@1", "--safetensors", str(exported))[0] == 0
+    for pack in root.rglob("*.safetensors"):
+        pack.unlink()
+    for one, differs in ((1, False), (2, True)):
+        code, text = command_line("diff", f"{root}#run@{one}", str(exported), "--json")
+        assert code == 0, text
+        assert ("bytes" in json.loads(text)["counts"]) == differs
+    code, text = command_line("diff", f"{root}#run@1", "@2", "--json")
+    assert code == 0, text
+    assert json.loads(text)["equal"] is False
