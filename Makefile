@@ -9,7 +9,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 DEMO   ?= demo-ckpts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-ranks demo-s3 test test-slow rigs model fuzz lint types contracts check check-here bench bench-ranks bench-tiers dist clean
+.PHONY: help demo demo-ranks demo-s3 test test-slow test-long rigs model fuzz lint types contracts check check-here bench bench-ranks bench-tiers dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ test: $(VENV)/.installed-dev ## Run the tests
 
 test-slow: $(VENV)/.installed-dev ## Run the tests that need much time or memory
 	$(PYTEST) -n 3 --dist loadfile -m slow $(ARGS)
+
+test-long: $(VENV)/.installed-dev ## Run the tests that ask at length what shorter ones ask, too
+	$(PYTEST) -n 3 --dist loadfile -m long $(ARGS)
 
 rigs: $(VENV)/.installed-dev ## Run the tests on real disks and NFS: power cuts, failing, full and vanishing ones (root that may mount; see .ci/run)
 	$(PYTEST) -m rig tests/rigs $(ARGS)

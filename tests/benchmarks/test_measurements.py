@@ -86,7 +86,7 @@ def test_the_catalog_that_is_listed_has_as_many_generations(tmp_path: Path) -> N
     assert [one.commit_seq for one in listed] == list(range(40, 0, -1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_everything_runs(tmp_path: Path) -> None:
     text = run_quick(tmp_path)
     assert "goals met" in text

@@ -115,7 +115,7 @@ def test_a_quick_run_commits_and_reads_in_fresh_processes(tmp_path: Path) -> Non
     assert [sample["rows"]["generation_packs"] for sample in samples] == [16, 16]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_real_ranks_commit_what_simulated_ones_do(tmp_path: Path) -> None:
     text, document = run_quick(tmp_path, "anchor", "one by one", "curve", "reader")
     assert "Real processes beside the simulation" in text

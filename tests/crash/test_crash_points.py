@@ -202,8 +202,15 @@ def test_a_killed_process_with_a_catalog_on_a_server(postgres_places: PostgresPl
     points.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", [saving("save", 2), ABORT, GC, RECOVER, TAKEOVER], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(
+            each, id=each.name, marks=pytest.mark.slow if each.name in ("save", "recover") else pytest.mark.long
+        )
+        for each in (saving("save", 2), ABORT, GC, RECOVER, TAKEOVER)
+    ],
+)
 def test_the_same_on_a_server(postgres_places: PostgresPlaces, scenario: Scenario, tell: Tell) -> None:
     points = CrashPoints(postgres_places, replace(scenario, name=f"{scenario.name}, with PostgreSQL"))
     for case in points.cases(every=29):

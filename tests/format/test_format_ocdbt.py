@@ -110,7 +110,7 @@ def test_what_has_no_room_is_refused() -> None:
             ocdbt.encode_database(values, nodes_file="x", uuid=UUID)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_300_000_keys() -> None:
     values = many(300_000)
     store = Read(values).opened()

@@ -74,7 +74,7 @@ def test_fr125_only_format_errors_come_out(name: str, data: st.DataObject) -> No
     target(data.draw(bent(seeds)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
 @given(data=st.data())
 @settings(max_examples=3000, deadline=None)

@@ -39,7 +39,7 @@ with quick_catalogs():  # nothing here survives a power cut: the locks have the 
 """
 
 
-@pytest.mark.parametrize(("processes", "seconds"), [(6, 0.5), pytest.param(16, 30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("processes", "seconds"), [(6, 0.5), pytest.param(16, 30, marks=pytest.mark.long)])
 def test_many_processes_on_one_catalog_meet_no_lock(tmp_path: Path, processes: int, seconds: float) -> None:
     from ckptfmt.catalog.open import open_catalog
     from ckptfmt.testing.catalog_job import REPOSITORY

@@ -137,7 +137,7 @@ def test_random_histories(empty_repository: Path, steps: Sequence[tuple[str, str
     _run(steps, empty_repository)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(_QUICK, max_examples=60)
 @given(steps=STEPS)
 def test_many_random_histories(empty_repository: Path, steps: Sequence[tuple[str, str, int]]) -> None:
