@@ -18,6 +18,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Before anything loads NumPy or torch: pools of threads that spin beside those of the other workers.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_LONG_SECONDS = 600
+"""For what takes a minute on a machine with nothing else to do."""
 _TOLD = pytest.StashKey[dict[str, list[str]]]()
 
 
@@ -25,6 +27,12 @@ def pytest_configure(config: pytest.Config) -> None:
     told = config.stash[_TOLD] = {}
     if config.pluginmanager.hasplugin("xdist"):
         config.pluginmanager.register(_FromWorkers(told))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timeout") is None and any(map(item.get_closest_marker, ("slow", "long"))):
+            item.add_marker(pytest.mark.timeout(_LONG_SECONDS))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

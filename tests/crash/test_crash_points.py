@@ -38,7 +38,7 @@ class Count:
     operations: int
     changes: int
     every: int
-    """The default suite runs every n-th case, the slow one all."""
+    """The default suite runs every n-th case, the long one all."""
     whole: bool = False
     """Every way at every operation."""
     snapshot_only: bool = False
@@ -137,7 +137,7 @@ def test_whatever_ends_a_process_harms_nothing(points: CrashPoints, name: str) -
     assert points.reached == {case.k for case in cases}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_crash_point(tmp_path: Path, empty_catalog: Path, quick: None, name: str, tell: Tell) -> None:
     """Two processes share the work."""

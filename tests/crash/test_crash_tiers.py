@@ -65,7 +65,7 @@ class Count:
     operations: int
     changes: int
     every: int
-    """The default suite runs every n-th case, the slow one all."""
+    """The default suite runs every n-th case, the long one all."""
     replicas: int = 0
     durable_on: int = 1
 
@@ -112,7 +112,7 @@ def test_whatever_ends_a_process_harms_nothing(points: CrashPoints, name: str) -
     assert points.reached == {case.k for case in cases}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_crash_point(tmp_path: Path, empty_catalog: Path, quick: None, name: str, tell: Tell) -> None:
     """Two processes share the work."""
@@ -143,7 +143,7 @@ def _is_committed(points: CrashPoints, step: int) -> bool:
         return step in {info.step for info in repository.generations(run=RUN)}
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("points", ["save"], indirect=True)
 def test_what_was_staged_whole_is_not_lost(points: CrashPoints, every: int) -> None:
     """From the staged part on a killed process has saved, if only its host lives."""
@@ -158,7 +158,7 @@ def test_what_was_staged_whole_is_not_lost(points: CrashPoints, every: int) -> N
     assert all(seen.values())
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.long)])
 def test_a_host_that_is_lost_takes_its_stage_with_it(memory_places: MemoryPlaces, every: int) -> None:
     points = _points(memory_places, COUNTS["save"], meanwhile=lose_stage)
     durable = _k_of(points, "create", layout.part_name(0), "storage")
@@ -169,7 +169,7 @@ def test_a_host_that_is_lost_takes_its_stage_with_it(memory_places: MemoryPlaces
     points.close()
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("points", ["save"], indirect=True)
 def test_a_launch_overtaken_at_any_operation_commits_nothing_more(points: CrashPoints, every: int) -> None:
     overtaken = Overtaken(points)
