@@ -21,7 +21,7 @@ import ckptfmt.catalog.upgrade
 import ckptfmt.checkpointer  # noqa: F401
 from ckptfmt.backends.posix import PosixBackend
 
-LIMIT_SECONDS = 90
+LIMIT_SECONDS = 150
 
 Training = Callable[["Life"], Any]
 

@@ -33,7 +33,7 @@ from ckptfmt.tiering import NO_TIERS, TierOrder, with_tiers
 
 WORLD: Final = 4
 ROWS: Final = 24
-LIMIT_SECONDS: Final = 60
+LIMIT_SECONDS: Final = 150
 PLACES: Final = ("catalog", "c10d")
 
 

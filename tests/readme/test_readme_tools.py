@@ -206,10 +206,12 @@ def test_imports(tmp_path: Path, weight: torch.Tensor) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save(dict(state), checkpoint_id=tmp_path / "dcp-folder")
+    (tmp_path / "hub-folder").mkdir()
+    torch.save(state, tmp_path / "hub-folder" / "pytorch_model.bin")
     zarr.open_group(tmp_path / "arrays.zarr", mode="w").create_array("w", data=weight.numpy())
     (block,) = [block for block in blocks("sh") if block.startswith("ckptfmt import")]
     lines = [line.partition(" # ")[0].split() for line in block.splitlines()]
-    assert len(lines) == 4
+    assert len(lines) == 5
     for _, *words in lines:
         place = [word.replace("/ckpts", str(tmp_path / "imported")) for word in words]
         subprocess.run(
@@ -217,7 +219,7 @@ def test_imports(tmp_path: Path, weight: torch.Tensor) -> None:
         )
     with ckptfmt.open(tmp_path / "imported", mode="r") as repository:
         found = repository.generations(run="base")
-        assert [one.step for one in found] == [0, 0, 1000, 0]
+        assert [one.step for one in found] == [0, 0, 0, 1000, 0]
         for one in found:
             assert np.array_equal(np.asarray(repository.generation(one.id)["w"]), weight.numpy())
 
