@@ -39,7 +39,10 @@ class Connection:
 
     def close(self) -> None:
         """Close catalog and backend. Generations that are open already stay readable."""
+        from ckptfmt.engine.transfer import DROPPED
+
         self.closed = True
+        DROPPED.settle()  # what was read through a view still has its reader's row to remove
         with ExitStack() as ends:  # each of them, also where another one fails
             ends.callback(self.site.backend.close)
             ends.callback(self.site.tiers.close)

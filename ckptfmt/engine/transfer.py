@@ -11,6 +11,7 @@ import logging
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final, TypeVar, cast
@@ -236,3 +237,47 @@ class Line:
                 answer.set_result(call())
             except BaseException as error:
                 answer.set_exception(error)
+
+
+_Dropped = queue.SimpleQueue[weakref.ref[object] | threading.Event]
+
+
+class Keeper:
+    """Keeps things for as long as what stands for them is referenced, and lets go of them on a daemon thread.
+
+    Foreign code may drop its last reference anywhere, with a lock of its own held that another thread waits for with
+    the interpreter's: then no line of Python may run there, which could let another thread run.
+    """
+
+    def __init__(self, *, name: str) -> None:
+        self._name = name
+        self._pid = 0
+        self._dropped: _Dropped = queue.SimpleQueue()
+        self._kept: dict[int, tuple[weakref.ref[object], object]] = {}
+
+    def keep(self, stand_in: object, kept: object) -> None:
+        """Reference ``kept`` until ``stand_in`` is gone, which is to have neither a finalizer nor other references."""
+        if self._pid != os.getpid():  # a forked child has no thread; what it took along stays until it ends
+            self._pid, self._dropped = os.getpid(), queue.SimpleQueue()
+            threading.Thread(target=self._work, args=(self._dropped,), name=self._name, daemon=True).start()
+        stands = weakref.ref(stand_in, self._dropped.put)  # in C, as all that is done when it goes
+        self._kept[id(stands)] = stands, kept
+
+    def settle(self, seconds: float = 10.0) -> None:
+        """Wait until what has been dropped by now is let go of, but no longer than ``seconds``."""
+        if self._pid == os.getpid():
+            done = threading.Event()
+            self._dropped.put(done)
+            done.wait(seconds)
+
+    def _work(self, dropped: _Dropped) -> None:
+        while True:
+            came = dropped.get()
+            if isinstance(came, threading.Event):
+                came.set()
+            else:
+                self._kept.pop(id(came), None)
+
+
+DROPPED: Final = Keeper(name="ckptfmt-dropped")
+"""Of the whole process."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.stored import Stored
+from ckptfmt.engine.transfer import DROPPED
 from ckptfmt.errors import InvalidInput
 from ckptfmt.views.chunks import Chunk
 from ckptfmt.views.opening import Reading, held
@@ -33,22 +34,36 @@ def open_tensorstore(
     node = array_node(stored.name, stored, TENSORSTORE)
     reader = _Reader(opened, node, reading)
     held(reader, guard)
+    function = _Function(reader)
+    DROPPED.keep(function, reader)
     return tensorstore.virtual_chunked(
-        reader,
+        function,
         dtype=tensorstore.dtype(node.dtype),
         shape=node.shape,
         chunk_layout=tensorstore.ChunkLayout(read_chunk_shape=node.grid.chunk),
     )
 
 
+class _Function:
+    """What TensorStore calls, from several threads at a time; and drops on one of them, with a lock held."""
+
+    __slots__ = ("__weakref__", "_reader")
+
+    def __init__(self, reader: _Reader) -> None:
+        self._reader = reader
+
+    def __call__(self, domain: tensorstore.IndexDomain, array: Any, parameters: Any) -> None:
+        self._reader.fill(domain, array)
+
+
 class _Reader:
-    """What TensorStore calls, from several threads at a time."""
+    """Reads chunks; closed when it is forgotten."""
 
     def __init__(self, opened: Opened, node: ArrayNode, reading: Reading) -> None:
         self._node = node
         self._bytes = reading.of(opened)
 
-    def __call__(self, domain: tensorstore.IndexDomain, array: Any, parameters: Any) -> None:
+    def fill(self, domain: tensorstore.IndexDomain, array: Any) -> None:
         """Fill ``array`` with what lies in ``domain``, some or all of one chunk."""
         import numpy as np
 

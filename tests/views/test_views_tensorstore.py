@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import itertools
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -162,7 +164,7 @@ def test_it_is_a_registered_reader_until_it_is_forgotten(tmp_path: Path, quick: 
         assert readers() == 1
         del part
         gc.collect()
-        assert readers() == 0
+    assert readers() == 0  # closed at the latest when the repository is
 
 
 def test_without_tensorstore_the_error_says_what_to_install(
@@ -172,3 +174,37 @@ def test_without_tensorstore_the_error_says_what_to_install(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"pip install 'ckptfmt\[tensorstore\]'"):
         generation.tensorstore("w")
+
+
+_DROPPED = """
+import sys, threading, time
+import numpy as np
+import ckptfmt
+from ckptfmt.catalog.sql import SqlCatalog
+
+closed = []
+close_reader = SqlCatalog.close_reader
+
+def slowly(catalog, reader):
+    time.sleep(0.2)  # others run meanwhile
+    close_reader(catalog, reader)
+    closed.append(threading.current_thread().name)
+
+SqlCatalog.close_reader = slowly
+with ckptfmt.open(sys.argv[1]) as repository:
+    generation = repository.latest("run")
+    for _ in range(20):
+        assert generation.tensorstore("w").read().result().shape == (100,)
+print(closed)
+"""
+
+
+def test_what_tensorstore_drops_is_closed_elsewhere(saved: Callable[..., Any], tmp_path: Path) -> None:
+    """It holds a lock when it drops the last reference to a view, and waits for that lock with the interpreter's own
+    held: a view that closed its reader there stopped both for ever."""
+    ckptfmt.save({"w": np.zeros(100)}, tmp_path / "r", run="run")
+    ran = subprocess.run(
+        [sys.executable, "-c", _DROPPED, str(tmp_path / "r")], capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == str(["ckptfmt-dropped"] * 20)
