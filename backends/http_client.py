@@ -12,6 +12,7 @@ import select
 import socket
 import ssl
 import urllib.request
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,7 +63,9 @@ class HttpClient:
         self._tls: Final = _tls(verify) if self._url.scheme == "https" else None
         self._proxy: Final = _proxy(self._url) if proxied else None
         self._lock: Final = ForkLock()
-        self._idle: list[http.client.HTTPConnection] = []
+        self._idle: Final[list[http.client.HTTPConnection]] = []
+        # No __del__: of garbage in a cycle, sockets might be collected before it.
+        weakref.finalize(self, _close_all, self._idle)
         self._pid = os.getpid()
 
     @property
@@ -80,6 +83,7 @@ class HttpClient:
     ) -> Answer:
         """Send a request and read its answer whole, but for a body that ``sink`` takes. ``NoAnswer`` without one."""
         connection = self._connection()
+        response: http.client.HTTPResponse | None = None
         whole = False
         try:
             response = self._ask(connection, method, target, headers, body)
@@ -101,6 +105,8 @@ class HttpClient:
                 self._keep(connection)
             else:
                 connection.close()
+                if response is not None:  # which has taken over a connection that ends with it
+                    response.close()
 
     def _ask(
         self,
@@ -174,12 +180,12 @@ class HttpClient:
             self._close_idle()
 
     def _close_idle(self) -> None:
-        while self._idle:
-            self._idle.pop().close()  # a descriptor of this process only: TLS is told nothing
+        _close_all(self._idle)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_idle"):
-            self._close_idle()
+
+def _close_all(connections: list[http.client.HTTPConnection]) -> None:
+    while connections:
+        connections.pop().close()  # a descriptor of this process only: TLS is told nothing
 
 
 def pieces_of(body: Body) -> tuple[bytes, ...] | tuple[memoryview, ...]:

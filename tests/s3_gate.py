@@ -108,8 +108,8 @@ class S3Gate:
                     connection.putheader(name, value)
             connection.putheader("Content-Length", str(len(request.body)))
             connection.endheaders(request.body)
-            response = connection.getresponse()
-            return Reply(response.status, response.read(), dict(response.headers.items()))
+            with connection.getresponse() as response:
+                return Reply(response.status, response.read(), dict(response.headers.items()))
         finally:
             connection.close()
 
