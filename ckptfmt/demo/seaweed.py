@@ -62,7 +62,7 @@ def command(weed: str | Path, ports: dict[str, int]) -> list[str]:
         *("-filer", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.config=s3.json"),
         *("-filer.localSocket=f.sock", "-s3.localSocket=s.sock"),
         # By default it refuses writes where less than 1 % of the disk is free: gigabytes, on a large one.
-        *("-master.volumeSizeLimitMB=256", "-volume.max=50", "-volume.minFreeSpace=100MiB", "-master.telemetry=false"),
+        *("-master.volumeSizeLimitMB=256", "-volume.max=100", "-volume.minFreeSpace=100MiB", "-master.telemetry=false"),
         *("-master.electionTimeout=1s", "-master.heartbeatInterval=200ms", "-volume.preStopSeconds=0"),
         *(f"-{name}={port}" for name, port in ports.items()),
     ]
