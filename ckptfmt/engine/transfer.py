@@ -256,7 +256,7 @@ class Keeper:
         self._kept: dict[int, tuple[weakref.ref[object], object]] = {}
 
     def keep(self, stand_in: object, kept: object) -> None:
-        """Reference ``kept`` until ``stand_in`` is gone, which is to have neither a finalizer nor other references."""
+        """Reference ``kept`` until ``stand_in`` is gone, which has no finalizer and nothing else that ends with it."""
         if self._pid != os.getpid():  # a forked child has no thread; what it took along stays until it ends
             self._pid, self._dropped = os.getpid(), queue.SimpleQueue()
             threading.Thread(target=self._work, args=(self._dropped,), name=self._name, daemon=True).start()

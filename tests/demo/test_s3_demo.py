@@ -27,7 +27,7 @@ from ckptfmt.demo.journal import read_journal
 from ckptfmt.demo.killer import Kill
 from ckptfmt.demo.s3 import run_s3_demo
 from ckptfmt.demo.s3_report import moments_of, moments_table
-from ckptfmt.demo.seaweed import BUCKET, PARTS, LocalSeaweed, local_seaweed
+from ckptfmt.demo.seaweed import BUCKET, LocalSeaweed, local_seaweed
 from ckptfmt.errors import InvalidInput, Unavailable
 
 
@@ -130,9 +130,9 @@ def test_the_server_wants_its_keys(server: LocalSeaweed) -> None:
 def test_a_server_leaves_nothing_outside_of_its_folder(tmp_path: Path) -> None:
     require_binary("weed")
     with local_seaweed(tmp_path / "server") as server:
-        sockets = [Path(f"/tmp/seaweedfs-{part}-grpc-{server._ports[f'{part}.port.grpc']}.sock") for part in PARTS]
-        assert all(socket.exists() for socket in sockets)
-    assert not any(socket.exists() for socket in sockets)
+        made = seaweed.sockets(server._ports)
+        assert all(each.exists() for each in made)
+    assert not any(each.exists() for each in made)
 
 
 def test_a_server_that_does_not_come_up_says_why(
@@ -144,7 +144,7 @@ def test_a_server_that_does_not_come_up_says_why(
     monkeypatch.setattr(seaweed, "READY_SECONDS", 10)
     with pytest.raises(Unavailable, match=r"does not come up; it said:\n(?s:.)*address already in use"):
         second.start()
-    assert Path(f"/tmp/seaweedfs-s3-grpc-{server._ports['s3.port.grpc']}.sock").exists()  # the first one's
+    assert all(each.exists() for each in seaweed.sockets(server._ports))  # the first one's
 
 
 # -- what is found ------------------------------------------------------------------------------------------
