@@ -40,6 +40,7 @@ class ObjectBackend:
             alignment=1,
             folders=False,
             distant=True,
+            write_bytes=0 if multipart is None else multipart.part_bytes,
         )
 
     @property

@@ -12,8 +12,8 @@ from typing import Final
 from ckptfmt.backends.buffers import copy_into
 
 _MEMORY_MAX: Final = 96 << 20
-"""Bytes of memory for unfinished parts: six threads send one each and begin another. More lie in temporary files,
-which the system writes out."""
+"""Bytes of memory for unfinished parts: six threads send one of 8 MiB each and begin another. More lie in temporary
+files, which the system writes out."""
 
 
 class _Room:

@@ -51,7 +51,8 @@ class Scale:
     nbytes: int
     rounds: int
     pairs: int
-    """Later saves of each process of ``stage``, windows of each of ``isolation``."""
+    """Later uploads of each process of ``transfer``, later saves of each of ``stage``, windows of each of
+    ``isolation``."""
     window: float
     """Seconds for which the loader is watched alone, before and after each copy."""
     bandwidth: int
@@ -114,8 +115,8 @@ class Rounds:
         self, group: str, name: str, measurement: str, nbytes: int, count: int = 1, **options: Any
     ) -> dict[str, Any]:
         began = time.monotonic()
-        place = {"endpoint": self.server.endpoint, "root": self.server.new_root(), "key": KEY, "secret": SECRET}
-        with tempfile.TemporaryDirectory(dir=self.folder) as made:
+        with self.server.own_root() as root, tempfile.TemporaryDirectory(dir=self.folder) as made:
+            place = {"endpoint": self.server.endpoint, "root": root, "key": KEY, "secret": SECRET}
             job = Job(measurement, name, "train", nbytes, 0, Path(made), count, tuple((place | options).items()))
             sample = run_job(job)
         self.samples.add(group, name, sample)
@@ -129,10 +130,8 @@ class Rounds:
 
 
 def _transfer(rounds: Rounds) -> None:
-    fresh = dataclasses.replace(rounds, samples=Samples())  # a new server's first volumes are nobody's to pay for
-    fresh.run(TRANSFER, OTHERS[-1], "tiers_transfer.measure_transfer", rounds.scale.nbytes)
     for name in rounds.in_turn([OURS, *rounds.others]):
-        rounds.run(TRANSFER, name, "tiers_transfer.measure_transfer", rounds.scale.nbytes)
+        rounds.run(TRANSFER, name, "tiers_transfer.measure_transfer", rounds.scale.nbytes, 1 + rounds.scale.pairs)
 
 
 def _stage(rounds: Rounds) -> None:
@@ -208,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
     parser.add_argument("--beside", action="append", choices=OTHERS, help="transfer: this one alone; may be repeated")
     parser.add_argument(
-        "--bytes", type=size, help="of each upload, e.g. 2GiB (1GiB); that lies on the server once more than measured"
+        "--bytes", type=size, help="of each upload, e.g. 2GiB (1GiB); three of them lie on the server at a time"
     )
     parser.add_argument("--bandwidth", type=size, help="bandwidth_max, bytes per second (8MiB)")
     parser.add_argument("--rounds", type=int, help=f"at most so many ({FULL.rounds})")

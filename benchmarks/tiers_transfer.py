@@ -1,5 +1,7 @@
-"""Uploads and downloads of the same bytes to one S3 server: a save and a load of ckptfmt, and bare copies by others.
+"""Uploads and downloads of the same bytes to one S3 server: saves and a load of ckptfmt, and bare copies by others.
 
+All upload from memory of their own: ckptfmt the packs of a snapshot, from the return of ``save`` to the commit, its
+proof included. What taking the snapshot costs training is measured elsewhere, but the time from the call is told, too.
 The others move one object from and into memory, and neither hash nor commit. Each runs as its documentation has it,
 and obstore without signing the bytes, which only costs it time.
 """
@@ -35,30 +37,40 @@ class Timed:
     cpu: float
     peak: int
     """Bytes that became resident at most."""
+    called: float
+    """Seconds from the call; others are called with the bytes that they upload."""
 
 
 def measure_transfer(job: Job) -> dict[str, Any]:
-    """One upload and one download, after a small one of both. ``ValueError`` if other bytes come back."""
+    """``job.count`` uploads of the same bytes and one download. ``ValueError`` if other bytes come back.
+
+    The first upload meets memory, connections and volumes of the server that nobody has used before.
+    """
     state = build(job)
     nbytes = states.state_bytes(state)
     if job.contender == "ckptfmt":
-        upload, download = _by_ckptfmt(job, state)
+        uploads, download = _by_ckptfmt(job, state)
     else:
         payload = b"".join(states.flat_bytes(tensor) for _, tensor in states.named_tensors(state))
         state.clear()
-        upload, download = _by_other(job, payload)
-    return {"nbytes": nbytes, "upload": vars(upload), "download": vars(download)}
+        uploads, download = _by_other(job, payload)
+    return {"nbytes": nbytes, "upload": [vars(each) for each in uploads], "download": [vars(download)]}
 
 
-def _timed(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> Timed:
-    """``before`` is not timed, but what it makes resident counts."""
-    resident = meter.resident_bytes()
-    meter.reset_peak()
+def _timed(work: Callable[[], object], before: Callable[[], object] = lambda: None, *, resident: int) -> Timed:
+    """``before`` counts for the time from the call alone. ``resident``: bytes that were before all."""
+    called = time.perf_counter()
     before()
     cpu, began = meter.cpu_seconds(), time.perf_counter()
     work()
-    seconds = time.perf_counter() - began
-    return Timed(seconds, meter.cpu_seconds() - cpu, meter.peak_bytes() - resident)
+    ended = time.perf_counter()
+    return Timed(ended - began, meter.cpu_seconds() - cpu, meter.peak_bytes() - resident, ended - called)
+
+
+def _start() -> int:
+    """Bytes that are resident now, from where on the most of them is looked for."""
+    meter.reset_peak()
+    return meter.resident_bytes()
 
 
 # -- ckptfmt ----------------------------------------------------------------------------------------
@@ -74,28 +86,33 @@ def url(job: Job) -> str:
     return f"s3://{job.option('root')}"
 
 
-def _by_ckptfmt(job: Job, state: dict[str, Any]) -> tuple[Timed, Timed]:
-    """From the call of ``save`` to the commit, its proof included; a load into fresh memory, verified."""
+def _by_ckptfmt(job: Job, state: dict[str, Any]) -> tuple[list[Timed], Timed]:
+    """Saves, and a load into fresh memory, verified."""
     small = states.train_state(_WARM_BYTES)
     with ckptfmt.open(url(job), **options(job)) as repo:
         with repo.checkpointer("warm") as checkpointer:
-            _saved(checkpointer, small)
+            checkpointer.save(small, step=0).wait()
         ckptfmt.load(url(job), run="warm", **options(job))
         with repo.checkpointer(RUN) as checkpointer:
-
-            def prepare() -> None:  # as a job does when it starts
-                resident = meter.resident_bytes()
-                checkpointer.prepare(state)
-                _touched(resident, states.state_bytes(state))
-
-            upload = _timed(lambda: _saved(checkpointer, state), prepare)
+            resident = _start()
+            checkpointer.prepare(state)  # as a job does when it starts
+            _touched(resident, states.state_bytes(state))
+            pending: list[ckptfmt.PendingSave] = []
+            uploads = [
+                _timed(
+                    lambda: pending[-1].wait(),
+                    lambda step=step: pending.append(checkpointer.save(state, step=step)),  # type: ignore[misc]
+                    resident=resident,
+                )
+                for step in range(job.count)
+            ]
     digest = states.state_digest(state)
     states.clear(state)
     loaded: list[dict[str, Any]] = []
-    download = _timed(lambda: loaded.append(ckptfmt.load(url(job), run=RUN, **options(job))))
+    download = _timed(lambda: loaded.append(ckptfmt.load(url(job), run=RUN, **options(job))), resident=_start())
     if states.state_digest(loaded[0]) != digest:
         raise ValueError("ckptfmt: the load gave other bytes than were saved")
-    return upload, download
+    return uploads, download
 
 
 def _touched(resident: int, nbytes: int) -> None:
@@ -109,12 +126,6 @@ def _touched(resident: int, nbytes: int) -> None:
         time.sleep(0.2)
 
 
-def _saved(checkpointer: Any, state: dict[str, Any]) -> None:
-    pending = checkpointer.save(state, step=0)
-    assert pending is not None
-    pending.wait()
-
-
 # -- others -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Mover:
@@ -123,19 +134,21 @@ class Mover:
     """Of so many bytes; the object in pieces."""
 
 
-def _by_other(job: Job, payload: bytes) -> tuple[Timed, Timed]:
+def _by_other(job: Job, payload: bytes) -> tuple[list[Timed], Timed]:
     with _MOVERS[job.contender](job) as mover:
         mover.upload("warm", payload[:_WARM_BYTES])
         mover.download("warm", min(len(payload), _WARM_BYTES))
-        upload = _timed(lambda: mover.upload("object", payload))
+        resident = _start()
+        names = [f"object{number}" for number in range(job.count)]
+        uploads = [_timed(lambda: mover.upload(name, payload), resident=resident) for name in names]  # noqa: B023
         found: list[Any] = []
-        download = _timed(lambda: found.extend(mover.download("object", len(payload))))
+        download = _timed(lambda: found.extend(mover.download(names[-1], len(payload))), resident=_start())
         digest = xxhash.xxh3_128()
         for piece in found:
             digest.update(piece)
     if digest.digest() != xxhash.xxh3_128_digest(payload):
         raise ValueError(f"{job.contender}: the download gave other bytes than were uploaded")
-    return upload, download
+    return uploads, download
 
 
 @contextmanager

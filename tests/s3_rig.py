@@ -73,6 +73,18 @@ class S3Server:
         """A place that nobody else has, as ``<bucket>/<prefix>``."""
         return f"{self.bucket}/root{next(self._roots)}"
 
+    @contextmanager
+    def own_root(self) -> Iterator[str]:
+        """A place in a bucket of its own, which goes with all that is in it."""
+        bucket = f"own{next(self._roots)}"
+        client = self.client(bucket)
+        client.call("PUT")
+        try:
+            yield f"{bucket}/root"
+        finally:
+            client.call("DELETE")
+            client.close()
+
     def command(self) -> list[str]:
         raise NotImplementedError
 

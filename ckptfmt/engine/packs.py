@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ckptfmt.engine.plan import align_down
 from ckptfmt.engine.read import StoredBox
 from ckptfmt.engine.transfer import IO_BYTES
+from ckptfmt.engine.units import align_down
 from ckptfmt.format import checksum
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.manifest import Shared

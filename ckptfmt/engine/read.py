@@ -10,10 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from ckptfmt.engine.arena import map_memory
-from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.touch import touched_ahead
 from ckptfmt.engine.transfer import IO_BYTES, IO_THREADS, run_all
+from ckptfmt.engine.units import align_down, align_up
 from ckptfmt.errors import Corrupt
 from ckptfmt.format import checksum
 from ckptfmt.format.tables import PackRow

@@ -15,11 +15,11 @@ from typing import Final
 from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.limiter import Limiter
 from ckptfmt.engine.packs import PackToCopy, Span
-from ckptfmt.engine.plan import align_up
 from ckptfmt.engine.priority import give_way
 from ckptfmt.engine.read import check_chunk, read_header
 from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.transfer import run_all, run_apart
+from ckptfmt.engine.units import align_up
 from ckptfmt.errors import AccessDenied, BackendError, Conflict, Corrupt, NotFound, OutOfSpace
 from ckptfmt.ports.backend import Backend, ObjectWriter
 

@@ -28,8 +28,19 @@ _COPY_BYTES: Final = 16 << 20
 
 def thread_count() -> int:
     """Threads that copy, or hash and write: 2 to 4 measured best, and no difference between those for writing."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(2, min(4, cores))
+    return max(2, min(4, _cores()))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def distant_thread_count() -> int:
+    """Threads that hash and send to a place that answers after a round trip: one connection is slower than the place.
+
+    More of them than 4 on 2 cores only cost the caches.
+    """
+    return max(4, min(16, 2 * _cores()))
 
 
 IO_THREADS: Final = 4

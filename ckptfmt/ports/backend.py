@@ -33,6 +33,8 @@ class Traits:
     distant: bool = False
     """True where every request waits for a round trip: readers keep many in flight, and read through what lies between
     two ranges sooner than ask twice."""
+    write_bytes: int = 0
+    """Writes of so many bytes, at multiples of them, are passed on from where they lie. 0 = no matter."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import Final, Generic, Protocol, TypeVar
 from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.nearest import Copy
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.plan import align_down, align_up
 from ckptfmt.engine.read import StoredBox, check_chunk
+from ckptfmt.engine.units import align_down, align_up
 from ckptfmt.errors import CkptError, Corrupt, NotFound
 
 KEPT_BYTES: Final = 64 << 20

@@ -18,6 +18,7 @@ from forked import at_once
 from ckptfmt.catalog.reader import ReadOnlyCatalog
 from ckptfmt.catalog.sql import SqlCatalog
 from ckptfmt.engine import plan as plans
+from ckptfmt.engine import units
 from ckptfmt.engine.keep import recover
 from ckptfmt.format import checksum
 from ckptfmt.pending import PendingSave
@@ -90,7 +91,7 @@ COUNTS = {
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is 8 MiB elsewhere is 64 KiB, so that a small state is written in several pieces."""
-    monkeypatch.setattr(plans, "IO_BYTES", UNIT)
+    monkeypatch.setattr(units, "IO_BYTES", UNIT)
     monkeypatch.setattr(checksum, "CHUNK_BYTES", UNIT)
     monkeypatch.setattr(plans, "WINDOW_BYTES", STAGED)
     monkeypatch.setattr(plans, "HOST_BYTES_MIN", STAGED)

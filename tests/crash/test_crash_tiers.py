@@ -14,8 +14,7 @@ import pytest
 from crash_places import MemoryPlaces, lose_stage
 from forked import at_once
 
-from ckptfmt.engine import packs, replicate
-from ckptfmt.engine import plan as plans
+from ckptfmt.engine import packs, replicate, units
 from ckptfmt.format import checksum, layout
 from ckptfmt.testing.crash_life import Life, Operation, Place
 from ckptfmt.testing.crash_points import Case, CrashPoints, Overtaken
@@ -40,7 +39,7 @@ UNIT = 1 << 16
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is 8 MiB elsewhere is 64 KiB, and nobody waits before another attempt."""
-    monkeypatch.setattr(plans, "IO_BYTES", UNIT)
+    monkeypatch.setattr(units, "IO_BYTES", UNIT)
     monkeypatch.setattr(packs, "IO_BYTES", UNIT)
     monkeypatch.setattr(checksum, "CHUNK_BYTES", UNIT)
     monkeypatch.setattr(replicate, "_PAUSE_SECONDS", 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ckptfmt.engine import plan as plans
+from ckptfmt.engine import units
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.save.persist import Written, write_packs
@@ -27,7 +28,7 @@ FOLDER: Final = "f"
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
     """Everything that is 8 MiB elsewhere becomes 64 KiB."""
-    patch.setattr(plans, "IO_BYTES", UNIT)
+    patch.setattr(units, "IO_BYTES", UNIT)
     patch.setattr(checksum, "CHUNK_BYTES", UNIT)
     patch.setattr(plans, "WINDOW_BYTES", WINDOW)
     patch.setattr(plans, "HOST_BYTES_MIN", WINDOW)

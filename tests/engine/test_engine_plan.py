@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stages_fixtures import UNIT, WINDOW, make_small
 
-from ckptfmt.engine.plan import SavePlan, align_up, check_host_bytes_max, make_plan
+from ckptfmt.engine.plan import SavePlan, check_host_bytes_max, make_plan
+from ckptfmt.engine.units import Unit, align_up, joined
 from ckptfmt.errors import InvalidInput
 from ckptfmt.format import checksum
 from ckptfmt.ports.arrays import LeafSpec
@@ -70,9 +71,24 @@ def test_units_cover_the_packs_and_never_meet_in_one_place(
         assert position == pack.nbytes
         if pack.arena_offset is not None:
             assert all(unit.place == pack.arena_offset + unit.start and unit.turn is None for unit in pack.units)
+            check_joined(pack.units)
     check_places(plan)
     if host_bytes_max is not None:
         assert plan.arena_bytes <= host_bytes_max
+
+
+def check_joined(units: Sequence[Unit]) -> None:
+    """Put together, units are the same bytes, chunks and leaves, in pieces as large as they may be."""
+    assert joined(units, 0) == joined(units, UNIT) == [*units]
+    groups = joined(units, 3 * UNIT)
+    assert [group.start for group in groups] == [unit.start for unit in units[::3]]
+    assert [group.stop for group in groups] == [unit.start for unit in units[3::3]] + [units[-1].stop]
+    assert [chunk for group in groups for chunk in group.chunks] == [chunk for unit in units for chunk in unit.chunks]
+    for number, group in enumerate(groups):
+        members = units[3 * number : 3 * number + 3]
+        assert group.place == members[0].place
+        assert group.end == max(unit.end for unit in members)
+        assert group.leaves == frozenset().union(*(unit.leaves for unit in members))
 
 
 def check_places(plan: SavePlan) -> None:

@@ -15,6 +15,7 @@ from lifecycle_rig import Place, assert_state, ended, run_child, set_commit_time
 
 import ckptfmt
 from ckptfmt.engine import plan as plans
+from ckptfmt.engine import units
 from ckptfmt.errors import BackendError, InvalidInput, SaveFailed, Unavailable
 from ckptfmt.format import checksum
 from ckptfmt.testing.catalog_faults import unreachable
@@ -37,7 +38,7 @@ MODES: Final = {
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that is 8 MiB elsewhere is 64 KiB."""
-    monkeypatch.setattr(plans, "IO_BYTES", UNIT)
+    monkeypatch.setattr(units, "IO_BYTES", UNIT)
     monkeypatch.setattr(checksum, "CHUNK_BYTES", UNIT)
     monkeypatch.setattr(plans, "WINDOW_BYTES", WINDOW)
     monkeypatch.setattr(plans, "HOST_BYTES_MIN", WINDOW)

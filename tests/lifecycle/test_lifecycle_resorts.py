@@ -13,6 +13,7 @@ from lifecycle_rig import Place, Process, state_of
 from ckptfmt import connect
 from ckptfmt.catalog.sql import SqlCatalog
 from ckptfmt.engine import plan as plans
+from ckptfmt.engine import units
 from ckptfmt.errors import CatalogError, Corrupt, SaveFailed
 
 NUMBERS = 100_000
@@ -52,7 +53,7 @@ def test_a_fallback_under_a_limit_mixes_no_generations(place: Place, monkeypatch
     """What goes through the window cannot be taken back: a damaged generation must not get that far."""
     monkeypatch.setattr(plans, "HOST_BYTES_MIN", 1 << 16)
     monkeypatch.setattr(plans, "WINDOW_BYTES", 1 << 16)
-    monkeypatch.setattr(plans, "IO_BYTES", 1 << 13)
+    monkeypatch.setattr(units, "IO_BYTES", 1 << 13)
     process = place.open()
     with process.checkpointer() as checkpointer:
         checkpointer.save({"b": np.full(NUMBERS, 1.0)}, step=1)

@@ -10,6 +10,7 @@ import torch
 from lifecycle_rig import Place
 
 from ckptfmt.engine import plan as plans
+from ckptfmt.engine import units
 from ckptfmt.errors import BackendError
 from ckptfmt.testing.faults import Fault
 
@@ -27,7 +28,7 @@ def test_the_limit_decides_whether_a_restore_is_all_or_nothing(
 ) -> None:
     monkeypatch.setattr(plans, "HOST_BYTES_MIN", 1 << 16)
     monkeypatch.setattr(plans, "WINDOW_BYTES", 1 << 16)
-    monkeypatch.setattr(plans, "IO_BYTES", 1 << 13)
+    monkeypatch.setattr(units, "IO_BYTES", 1 << 13)
     with place.open().checkpointer() as checkpointer:
         checkpointer.save(state_of(7.0), step=1)
     process = place.open()

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.backends.posix import PosixBackend
-from ckptfmt.engine import packs, replicate
-from ckptfmt.engine import plan as plans
+from ckptfmt.engine import packs, replicate, units
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.families import Families
 from ckptfmt.engine.packs import PackToCopy, packs_to_copy
@@ -39,7 +38,7 @@ _numbers = itertools.count()
 def _small() -> Iterator[None]:
     """What is 8 MiB elsewhere is 64 KiB."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plans, "IO_BYTES", UNIT)
+        patch.setattr(units, "IO_BYTES", UNIT)
         patch.setattr(packs, "IO_BYTES", UNIT)
         patch.setattr(checksum, "CHUNK_BYTES", UNIT)
         patch.setattr(replicate, "_PAUSE_SECONDS", 0.0)
@@ -94,8 +93,8 @@ def test_a_copy_is_the_same(sizes: list[int]) -> None:
         spans = pack.spans
         assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
         assert spans[-1].stop == pack.row.nbytes
-        assert all(span.stop % plans.ALIGNMENT == 0 for span in spans[:-1])
-        assert all(0 <= span.end - span.stop < plans.ALIGNMENT for span in spans)
+        assert all(span.stop % units.ALIGNMENT == 0 for span in spans[:-1])
+        assert all(0 <= span.end - span.stop < units.ALIGNMENT for span in spans)
         chunks = [chunk for span in spans for chunk in span.chunks]
         assert sum(nbytes for *_, nbytes in chunks) == sum(size for size in sizes)
     target, copied = place(), []

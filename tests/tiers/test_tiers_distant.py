@@ -1,9 +1,11 @@
-"""A save to a place where every request waits for a round trip keeps several under way."""
+"""A save to a place where every request waits for a round trip keeps several under way, each as large as it likes."""
 
 from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +15,77 @@ from reading_rig import Watched
 
 import ckptfmt
 from ckptfmt import connect
-from ckptfmt.ports.backend import Buffer, ObjectWriter
+from ckptfmt.engine import transfer, units
+from ckptfmt.ports.backend import Buffer, ObjectWriter, Traits
 
-TOGETHER = 6
+UNIT = 1 << 16
+WRITE_BYTES = 4 * UNIT
+Wrote = Callable[[int, int], None]
+
+
+@pytest.fixture
+def save_distant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Save an array to a distant place and compare what comes back; ``wrote`` is told offset and bytes of each write
+    before it."""
+    plain = connect.backend_for
+
+    def save(nbytes: int, wrote: Wrote, **options: Any) -> None:
+        class Writer:
+            def __init__(self, inner: ObjectWriter) -> None:
+                self._inner = inner
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._inner, name)
+
+            def write_at(self, offset: int, data: Buffer) -> None:
+                wrote(offset, len(data))
+                self._inner.write_at(offset, data)
+
+        class Distant(Watched):
+            @property
+            def traits(self) -> Traits:
+                return replace(super().traits, write_bytes=WRITE_BYTES)
+
+            def open_writer(self, key: str, nbytes: int) -> Writer:
+                return Writer(self._inner.open_writer(key, nbytes))
+
+        saved = np.random.default_rng(1).integers(0, 255, nbytes, np.uint8)
+        with monkeypatch.context() as patched:
+            patched.setattr(connect, "backend_for", lambda *given, **more: Distant(plain(*given, **more), distant=True))
+            with ckptfmt.open(tmp_path / "r") as repo, repo.checkpointer("run", **options) as checkpointer:
+                pending = checkpointer.save({"w": saved}, step=1)
+                assert pending is not None
+                pending.wait()
+        np.testing.assert_array_equal(ckptfmt.load(tmp_path / "r", run="run")["w"], saved)
+
+    return save
 
 
 @pytest.mark.slow
-def test_many_units_of_a_pack_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gathered, numbers = threading.Barrier(TOGETHER), itertools.count(1)
-    plain = connect.backend_for
+def test_many_units_of_a_pack_are_under_way(save_distant: Callable[..., None]) -> None:
+    together = transfer.distant_thread_count()
+    gathered, numbers = threading.Barrier(together), itertools.count(1)
 
-    class Writer:
-        def __init__(self, inner: ObjectWriter) -> None:
-            self._inner = inner
+    def wrote(offset: int, nbytes: int) -> None:
+        if next(numbers) <= together:
+            gathered.wait(timeout=60)
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
+    save_distant((together + 2) * units.IO_BYTES, wrote)
+    assert next(numbers) > together
 
-        def write_at(self, offset: int, data: Buffer) -> None:
-            if next(numbers) <= TOGETHER:
-                gathered.wait(timeout=60)
-            self._inner.write_at(offset, data)
 
-    class Distant(Watched):
-        def open_writer(self, key: str, nbytes: int) -> Writer:
-            return Writer(self._inner.open_writer(key, nbytes))
+def test_what_is_held_is_written_in_the_pieces_that_the_place_takes(
+    save_distant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "IO_BYTES", UNIT)
+    writes: list[tuple[int, int]] = []
+    save_distant(20 * UNIT + 12, lambda offset, nbytes: writes.append((offset, nbytes)))
+    writes.sort()
+    assert [offset for offset, _ in writes] == [number * WRITE_BYTES for number in range(6)]
+    assert {nbytes for _, nbytes in writes[:-1]} == {WRITE_BYTES}
 
-    def backend_for(*given: Any, **options: Any) -> Distant:
-        return Distant(plain(*given, **options), distant=True)
 
-    saved = np.random.default_rng(1).integers(0, 255, 80 << 20, np.uint8)
-    with monkeypatch.context() as patched:
-        patched.setattr(connect, "backend_for", backend_for)
-        ckptfmt.save({"w": saved}, tmp_path / "r", run="run")
-    assert next(numbers) > TOGETHER
-    np.testing.assert_array_equal(ckptfmt.load(tmp_path / "r", run="run")["w"], saved)
+@pytest.mark.parametrize(("cores", "threads"), [(1, 4), (2, 4), (4, 8), (6, 12), (96, 16)])
+def test_connections_follow_the_cores(cores: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(cores))
+    assert transfer.distant_thread_count() == threads

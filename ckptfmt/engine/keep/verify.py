@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from ckptfmt.engine import protocol
 from ckptfmt.engine.arena import PAGE, map_memory
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.plan import align_up
 from ckptfmt.engine.read import ReadUnit, Region, StoredBox, check_chunk, plan_reads, read_header, read_units
 from ckptfmt.engine.reports import Problem, VerifiedTier, VerifyReport
 from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.tiers import Tier
 from ckptfmt.engine.transfer import run_all
+from ckptfmt.engine.units import align_up
 from ckptfmt.errors import BackendError, Corrupt, FormatError, NotFound
 from ckptfmt.format import layout, pack
 from ckptfmt.format.tables import PackRow

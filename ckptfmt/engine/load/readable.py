@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ckptfmt.engine.arena import PAGE, map_memory
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.plan import align_up
 from ckptfmt.engine.read import ReadUnit, plan_reads, read_units
 from ckptfmt.engine.transfer import run_all
+from ckptfmt.engine.units import align_up
 
 
 def require_readable(opened: Opened) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptfmt.engine.plan import SavePlan, Unit
+from ckptfmt.engine.plan import SavePlan
 from ckptfmt.engine.save.freeze import FrozenLeaf
 from ckptfmt.engine.touch import address_of
 from ckptfmt.engine.transfer import copy_memory
+from ckptfmt.engine.units import Unit
 from ckptfmt.format import checksum
 from ckptfmt.ports.arrays import ArrayFamily, Capture, wait_all
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ckptfmt.engine.plan import PackPlan, Unit
+from ckptfmt.engine.plan import PackPlan
 from ckptfmt.engine.save.snapshot import Snapshot
-from ckptfmt.engine.transfer import run_all, thread_count
+from ckptfmt.engine.transfer import distant_thread_count, run_all, thread_count
+from ckptfmt.engine.units import Unit, joined
 from ckptfmt.errors import AccessDenied, BackendError, Conflict, OutOfSpace
 from ckptfmt.format import checksum, layout
 from ckptfmt.ports.backend import Backend, ObjectWriter
@@ -19,8 +20,8 @@ log = logging.getLogger("ckptfmt")
 ATTEMPTS = 3
 """How often one pack is written: after any error an object is dead and the pack gets a new name."""
 _PAUSE_SECONDS = 0.2
-_DISTANT_THREADS = 6
-"""Units under way where each waits for an answer: what the place makes of one hides behind the others."""
+_PASSING_MAX = 6
+"""Units under way of what is not held whole, but is put together on the way: each takes memory for two parts."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +177,13 @@ def _write_object(
                 _digest(unit, image, digests)
                 writer.write_at(unit.start, image[: unit.stop - unit.start])
 
-        run_all(
-            [lambda unit=unit: write(unit) for unit in planned.units],  # type: ignore[misc]
-            threads=_DISTANT_THREADS if backend.traits.distant else thread_count(),
-            name="ckptfmt-write",
-        )
+        units: Sequence[Unit] = planned.units
+        threads = distant_thread_count() if backend.traits.distant else thread_count()
+        if planned.arena_offset is None:
+            threads = min(threads, _PASSING_MAX)
+        else:
+            units = joined(units, backend.traits.write_bytes)
+        run_all([lambda unit=unit: write(unit) for unit in units], threads=threads, name="ckptfmt-write")  # type: ignore[misc]
         give_up()
         writer.finish()
     except BaseException:

@@ -13,6 +13,7 @@ from ckptfmt.engine import plan as plans
 from ckptfmt.engine.numpy_family import memory_at
 from ckptfmt.engine.save.freeze import FrozenLeaf
 from ckptfmt.engine.transfer import run_all, thread_count
+from ckptfmt.engine.units import align_up
 from ckptfmt.format import checksum
 from ckptfmt.ports.arrays import ArrayFamily, Capture, LeafSpec, wait_all
 
@@ -48,7 +49,7 @@ def comparison_of(leaves: Sequence[tuple[str, LeafSpec]], roles: plans.Roles) ->
     specs = [leaves[leaf][1] for leaf in chosen]
     if all(spec.address is not None for spec in specs):
         return plans.Comparison(hashed=chosen)
-    half = min(plans.HASH_WINDOW_BYTES // 2, plans.align_up(sum(spec.nbytes for spec in specs)))
+    half = min(plans.HASH_WINDOW_BYTES // 2, align_up(sum(spec.nbytes for spec in specs)))
     return plans.Comparison(hashed=chosen, window_bytes=2 * half)
 
 

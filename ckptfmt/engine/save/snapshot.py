@@ -21,7 +21,6 @@ from ckptfmt.engine.plan import (
     PackPlan,
     SavePlan,
     Signature,
-    Unit,
     check_host_bytes_max,
     make_plan,
     signature_of,
@@ -34,6 +33,7 @@ from ckptfmt.engine.save.owners import roles_of
 from ckptfmt.engine.save.replicas import Digests, comparison_of, take_digests
 from ckptfmt.engine.save.window import Window
 from ckptfmt.engine.transfer import copy_memory
+from ckptfmt.engine.units import Unit
 from ckptfmt.errors import CkptError
 from ckptfmt.format import tree
 from ckptfmt.ports.arrays import wait_all

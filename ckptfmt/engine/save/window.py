@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from ckptfmt.engine.plan import Unit
+from ckptfmt.engine.units import Unit
 from ckptfmt.errors import CkptError
 
 _STEP_BYTES = 64 << 20
