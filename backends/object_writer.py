@@ -24,6 +24,8 @@ from ckptfmt.ports.backend import Buffer
 
 _MIB: Final = 1 << 20
 _BACK_THREADS: Final = 4
+_SENT_MAX: Final = 64 << 20
+"""Bytes of one request, if parts are smaller: after an error all of them are sent again."""
 
 
 class ObjectWriter:
@@ -50,6 +52,16 @@ class ObjectWriter:
     def _part_length(self, index: int) -> int:
         return min(self._part_bytes, self._nbytes - index * self._part_bytes)
 
+    def _whole_parts(self, offset: int, nbytes: int) -> int:
+        """Of ``nbytes`` from ``offset`` on those that begin and end where parts do: they are sent as one, by the first
+        one's number."""
+        if offset % self._part_bytes:
+            return 0
+        most = max(_SENT_MAX // self._part_bytes, 1) * self._part_bytes
+        if nbytes <= most and offset + nbytes == self._nbytes:
+            return nbytes
+        return min(nbytes, most) // self._part_bytes * self._part_bytes
+
     # -- writing -------------------------------------------------------------------------------
     def write_at(self, offset: int, data: Buffer) -> None:
         view = flat_bytes(data, f"write {self._where} at offset {offset}")
@@ -75,9 +87,8 @@ class ObjectWriter:
             ready: list[tuple[int, tuple[memoryview, ...]]] = []
             while len(view):
                 index, at = divmod(offset, self._part_bytes)
-                length = self._part_length(index)
-                piece = view[: length - at]
-                if len(piece) == length:
+                piece = view[: self._whole_parts(offset, len(view)) or self._part_length(index) - at]
+                if not at and len(piece) >= self._part_length(index):
                     ready.append((index, (piece,)))
                 else:
                     whole = until_sent.enter_context(self._gathering.added(index, at, piece))
@@ -172,7 +183,7 @@ class ObjectWriter:
 
     def _reads_back(self) -> bool:
         def is_equal(index: int) -> bool:
-            view = memoryview(bytearray(self._part_length(index)))
+            view = memoryview(bytearray(self._parts[index].nbytes))
             at = done = 0
             while done < len(view):
                 at = index * self._part_bytes + done

@@ -34,7 +34,8 @@ class Traits:
     """True where every request waits for a round trip: readers keep many in flight, and read through what lies between
     two ranges sooner than ask twice."""
     write_bytes: int = 0
-    """Writes of so many bytes, at multiples of them, are passed on from where they lie. 0 = no matter."""
+    """Writes of so many bytes, or a multiple of them, at multiples of them, are passed on from where they lie, each in
+    one request. 0 = no matter."""
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,10 @@ def test_a_stage_on_a_local_disk_is_copied_to_the_store(url: str, catalog: str, 
     assert _equal(ckptfmt.load(f"{url}#llama"))
 
 
-def test_parts_are_sent_from_where_the_snapshot_lies(url: str, catalog: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mib", [8, 16])
+def test_parts_are_sent_from_where_the_snapshot_lies(
+    url: str, catalog: str, mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """None is put together from pieces, whatever the sizes of the tensors."""
     sent: list[int] = []
     put_part = S3Store.put_part
@@ -97,8 +100,9 @@ def test_parts_are_sent_from_where_the_snapshot_lies(url: str, catalog: str, mon
     monkeypatch.setattr(S3Store, "put_part", watched)
     monkeypatch.setattr(Gathering, "added", gathered)
     state = {f"t{i}": np.arange(1_300_000 + 777 * i, dtype=np.float32) for i in range(5)}
-    ckptfmt.save(state, url, catalog=catalog)
-    assert sent.count(8 << 20) == sum(map(len, state.values())) * 4 // (8 << 20) == 3  # beside the last, and a probe
+    ckptfmt.save(state, url, catalog=catalog, storage_options={"part_bytes": mib << 20})
+    # Beside the last, and a probe's.
+    assert sent.count(mib << 20) == sum(map(len, state.values())) * 4 // (mib << 20) == 24 // mib
 
 
 def test_writing_wants_a_catalog_by_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from reading_rig import Watched
 import ckptfmt
 from ckptfmt import connect
 from ckptfmt.engine import transfer, units
+from ckptfmt.engine.save import persist
 from ckptfmt.ports.backend import Buffer, ObjectWriter, Traits
 
 UNIT = 1 << 16
@@ -29,7 +30,7 @@ def save_distant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     before it."""
     plain = connect.backend_for
 
-    def save(nbytes: int, wrote: Wrote, **options: Any) -> None:
+    def save(nbytes: int, wrote: Wrote) -> None:
         class Writer:
             def __init__(self, inner: ObjectWriter) -> None:
                 self._inner = inner
@@ -52,10 +53,7 @@ def save_distant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
         saved = np.random.default_rng(1).integers(0, 255, nbytes, np.uint8)
         with monkeypatch.context() as patched:
             patched.setattr(connect, "backend_for", lambda *given, **more: Distant(plain(*given, **more), distant=True))
-            with ckptfmt.open(tmp_path / "r") as repo, repo.checkpointer("run", **options) as checkpointer:
-                pending = checkpointer.save({"w": saved}, step=1)
-                assert pending is not None
-                pending.wait()
+            ckptfmt.save({"w": saved}, tmp_path / "r", run="run")
         np.testing.assert_array_equal(ckptfmt.load(tmp_path / "r", run="run")["w"], saved)
 
     return save
@@ -83,6 +81,19 @@ def test_what_is_held_is_written_in_the_pieces_that_the_place_takes(
     writes.sort()
     assert [offset for offset, _ in writes] == [number * WRITE_BYTES for number in range(6)]
     assert {nbytes for _, nbytes in writes[:-1]} == {WRITE_BYTES}
+
+
+def test_more_of_a_large_pack_is_written_at_once(
+    save_distant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "IO_BYTES", UNIT)
+    monkeypatch.setattr(persist, "_WRITE_BYTES", 8 * UNIT)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2))
+    for nbytes, each in ((63, 4), (95, 5), (200, 8)):  # a quarter of what each of four threads writes
+        writes: list[tuple[int, int]] = []
+        save_distant(nbytes * UNIT, lambda offset, count: writes.append((offset, count)))  # noqa: B023
+        writes.sort()
+        assert {count for _, count in writes[:-1]} == {each * UNIT}
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 4), (2, 4), (4, 8), (6, 12), (96, 16)])

@@ -13,13 +13,17 @@ from ckptfmt.engine.transfer import distant_thread_count, run_all, thread_count
 from ckptfmt.engine.units import Unit, joined
 from ckptfmt.errors import AccessDenied, BackendError, Conflict, OutOfSpace
 from ckptfmt.format import checksum, layout
-from ckptfmt.ports.backend import Backend, ObjectWriter
+from ckptfmt.ports.backend import Backend, ObjectWriter, Traits
 
 log = logging.getLogger("ckptfmt")
 
 ATTEMPTS = 3
 """How often one pack is written: after any error an object is dead and the pack gets a new name."""
 _PAUSE_SECONDS = 0.2
+_WRITE_BYTES = 32 << 20
+"""Most that is sent in one request without being asked for: each costs the interpreter's lock a millisecond or more."""
+_WRITES_EACH = 4
+"""Requests for each thread, at least: the last ones leave threads idle."""
 _PASSING_MAX = 6
 """Units under way of what is not held whole, but is put together on the way: each takes memory for two parts."""
 
@@ -177,18 +181,26 @@ def _write_object(
                 _digest(unit, image, digests)
                 writer.write_at(unit.start, image[: unit.stop - unit.start])
 
-        units: Sequence[Unit] = planned.units
-        threads = distant_thread_count() if backend.traits.distant else thread_count()
-        if planned.arena_offset is None:
-            threads = min(threads, _PASSING_MAX)
-        else:
-            units = joined(units, backend.traits.write_bytes)
+        units, threads = _shared_out(planned, backend.traits)
         run_all([lambda unit=unit: write(unit) for unit in units], threads=threads, name="ckptfmt-write")  # type: ignore[misc]
         give_up()
         writer.finish()
     except BaseException:
         _abort(writer, key)
         raise
+
+
+def _shared_out(planned: PackPlan, traits: Traits) -> tuple[Sequence[Unit], int]:
+    """What is written at once, and by how many threads."""
+    if not traits.distant:
+        return planned.units, thread_count()
+    threads = distant_thread_count()
+    if planned.arena_offset is None:
+        return planned.units, min(threads, _PASSING_MAX)
+    if not traits.write_bytes:
+        return planned.units, threads
+    large = min(_WRITE_BYTES, planned.nbytes // (threads * _WRITES_EACH))
+    return joined(planned.units, max(large, traits.write_bytes)), threads
 
 
 def _abort(writer: ObjectWriter, key: str) -> None:
