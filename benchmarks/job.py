@@ -64,15 +64,16 @@ class Job:
         return dict(self.options)[name]
 
 
-def run_job(job: Job) -> dict[str, Any]:
-    """Run it in a process of its own; raises ``RuntimeError`` with that process's traceback if it fails."""
+def run_job(job: Job, *, limit: float = LIMIT_SECONDS) -> dict[str, Any]:
+    """Run it in a process of its own, for ``limit`` seconds at most; raises ``RuntimeError`` with that process's
+    traceback if it fails."""
     mine, its = multiprocessing.Pipe(duplex=False)
     process = _process(job, its)
     process.start()
     its.close()
     try:
-        if not mine.poll(LIMIT_SECONDS):
-            raise RuntimeError(f"{job.measurement} of {job.contender} took more than {LIMIT_SECONDS:.0f} s")
+        if not mine.poll(limit):
+            raise RuntimeError(f"{job.measurement} of {job.contender} took more than {limit:.0f} s")
         failed, result = mine.recv()
     except EOFError:
         process.join()

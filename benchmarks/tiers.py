@@ -1,7 +1,7 @@
 """``make bench-tiers``: ckptfmt over S3 beside what people use, through a stage, and beside a data loader.
 
     python -m benchmarks.tiers [--folder DIR] [--only GROUP ...] [--beside NAME ...] [--bytes N]
-                              [--rounds N] [--minutes M] [--quick]
+                              [--pairs N] [--rounds N] [--minutes M] [--quick]
 
 A SeaweedFS of its own for each round, which all contenders of the round meet; its files lie in ``--server``, by default
 in memory, so that its disk is not what is measured. Server and clients share the machine's cores. Everything else is as
@@ -19,11 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.job import Job, run_job
+from benchmarks.job import LIMIT_SECONDS, Job, run_job
 from benchmarks.run import describe_machine
 from benchmarks.samples import Samples
 from benchmarks.tables import goals_table
@@ -31,12 +32,13 @@ from benchmarks.tiers_isolation import WAYS as ISOLATION_WAYS
 from benchmarks.tiers_stage import WAYS as STAGE_WAYS
 from benchmarks.tiers_tables import goals_of, notes_of, tables_of
 from benchmarks.tiers_transfer import CONTENDERS
+from benchmarks.turns import Turns
 from ckptfmt.cli.bench import size
 
 ROOT: Final = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests"))
 
-from s3_rig import KEY, SECRET, S3Server, s3_server  # noqa: E402
+from s3_rig import KEY, SECRET, SeaweedServer, s3_server  # noqa: E402
 
 OURS: Final = CONTENDERS[0]
 OTHERS: Final = CONTENDERS[1:]
@@ -105,24 +107,30 @@ class Rounds:
     """One round of a group: what its measurements need."""
 
     scale: Scale
-    server: S3Server
+    server: SeaweedServer
     folder: Path
     samples: Samples
     turn: int
     others: tuple[str, ...]
 
     def run(
-        self, group: str, name: str, measurement: str, nbytes: int, count: int = 1, **options: Any
-    ) -> dict[str, Any]:
+        self,
+        group: str,
+        name: str,
+        measurement: str,
+        nbytes: int,
+        count: int = 1,
+        limit: float = LIMIT_SECONDS,
+        **options: Any,
+    ) -> None:
         began = time.monotonic()
         with self.server.own_root() as root, tempfile.TemporaryDirectory(dir=self.folder) as made:
             place = {"endpoint": self.server.endpoint, "root": root, "key": KEY, "secret": SECRET}
             job = Job(measurement, name, "train", nbytes, 0, Path(made), count, tuple((place | options).items()))
-            sample = run_job(job)
+            sample = run_job(job, limit=limit)
         self.samples.add(group, name, sample)
         seconds = time.monotonic() - began
         print(f"  {seconds:5.1f} s  {measurement} {name}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-        return sample
 
     def in_turn(self, names: Sequence[str]) -> list[str]:
         start = self.turn % len(names)
@@ -130,8 +138,26 @@ class Rounds:
 
 
 def _transfer(rounds: Rounds) -> None:
-    for name in rounds.in_turn([OURS, *rounds.others]):
-        rounds.run(TRANSFER, name, "tiers_transfer.measure_transfer", rounds.scale.nbytes, 1 + rounds.scale.pairs)
+    """All at once, but one upload at a time: this machine's speed changes from minute to minute."""
+    names = rounds.in_turn([OURS, *rounds.others])
+    scale = rounds.scale
+    with tempfile.TemporaryDirectory(dir=rounds.folder) as folder, ThreadPoolExecutor(len(names)) as pool:
+        running = [
+            pool.submit(
+                rounds.run,
+                TRANSFER,
+                name,
+                "tiers_transfer.measure_transfer",
+                scale.nbytes,
+                1 + scale.pairs,
+                LIMIT_SECONDS * len(names),
+                turns=Turns(Path(folder) / "turn", place, len(names)),
+                vacuum=rounds.server.vacuum,
+            )
+            for place, name in enumerate(names)
+        ]
+        for each in running:
+            each.result()
 
 
 def _stage(rounds: Rounds) -> None:
@@ -162,7 +188,7 @@ _GROUPS: Final[dict[str, Callable[[Rounds], None]]] = {
 
 
 @contextmanager
-def _server(folder: Path | None) -> Iterator[S3Server]:
+def _server(folder: Path | None) -> Iterator[SeaweedServer]:
     """A SeaweedFS whose files lie in ``folder``, or in memory."""
     before = tempfile.tempdir
     memory = Path("/dev/shm")
@@ -197,7 +223,12 @@ def report(samples: Samples, scale: Scale, machine: dict[str, Any], folder: Path
 
 def _scale(arguments: argparse.Namespace) -> Scale:
     scale = QUICK if arguments.quick else FULL
-    given = {"nbytes": arguments.bytes, "rounds": arguments.rounds, "bandwidth": arguments.bandwidth}
+    given = {
+        "nbytes": arguments.bytes,
+        "rounds": arguments.rounds,
+        "pairs": arguments.pairs,
+        "bandwidth": arguments.bandwidth,
+    }
     return dataclasses.replace(scale, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -207,8 +238,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
     parser.add_argument("--beside", action="append", choices=OTHERS, help="transfer: this one alone; may be repeated")
     parser.add_argument(
-        "--bytes", type=size, help="of each upload, e.g. 2GiB (1GiB); three of them lie on the server at a time"
+        "--bytes",
+        type=size,
+        help="of each upload, e.g. 2GiB (1GiB); memory has to hold ten of them, of all contenders",
     )
+    parser.add_argument("--pairs", type=int, help=f"later uploads or saves of each process ({FULL.pairs})")
     parser.add_argument("--bandwidth", type=size, help="bandwidth_max, bytes per second (8MiB)")
     parser.add_argument("--rounds", type=int, help=f"at most so many ({FULL.rounds})")
     parser.add_argument("--minutes", type=float, default=13.0, help="begin no round that takes longer (%(default)s)")

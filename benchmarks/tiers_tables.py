@@ -28,9 +28,8 @@ def goals_of(samples: Samples) -> list[Goal]:
 
 
 def _moved(samples: Samples, name: str, way: str, field: str) -> list[float]:
-    """Of the first upload there is no figure: nobody has used its memory before."""
-    skip = 1 if way == "upload" else 0
-    return samples.of("transfer", name, lambda sample: [float(moved[field]) for moved in sample[way][skip:]])
+    """Of all but the first of each process: nobody has used its memory and its volumes of the server before."""
+    return samples.of("transfer", name, lambda sample: [float(moved[field]) for moved in sample[way][1:]])
 
 
 def _transfer(samples: Samples) -> Iterator[Goal]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from benchmarks import meter
 from benchmarks.contenders import RUN
 from benchmarks.job import Job
 from benchmarks.states import build
+from benchmarks.turns import Turns
+from ckptfmt.backends.s3_options import parse_place
+from ckptfmt.backends.s3_store import S3Store
 from ckptfmt.measure import states
 
 CONTENDERS: Final = ("ckptfmt", "boto3", "s3fs", "obstore")
@@ -29,6 +33,8 @@ _WARM_BYTES: Final = 24 << 20
 """Of what each moves once beforehand: large enough to take the way of large objects."""
 _RANGE_BYTES: Final = 8 << 20
 _TOUCH_SECONDS: Final = 60.0
+_FORGOTTEN_SECONDS: Final = 1.5
+"""The server removes the bytes of an object some time after its name."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +48,35 @@ class Timed:
 
 
 def measure_transfer(job: Job) -> dict[str, Any]:
-    """``job.count`` uploads of the same bytes and one download. ``ValueError`` if other bytes come back.
+    """``job.count`` times an upload of the same bytes and a download, in turns with the other contenders.
 
-    The first upload meets memory, connections and volumes of the server that nobody has used before.
+    The first ones meet memory, connections and volumes of the server that nobody has used before. Each download follows
+    one that is not measured, and so takes memory that was used a moment ago: some hosts of virtual machines take back
+    what has been free for seconds, huge pages first, and what is measured then is how they clear it.
+    ``ValueError`` if other bytes come back.
     """
     state = build(job)
     nbytes = states.state_bytes(state)
-    if job.contender == "ckptfmt":
-        uploads, download = _by_ckptfmt(job, state)
-    else:
-        payload = b"".join(states.flat_bytes(tensor) for _, tensor in states.named_tensors(state))
-        state.clear()
-        uploads, download = _by_other(job, payload)
-    return {"nbytes": nbytes, "upload": [vars(each) for each in uploads], "download": [vars(download)]}
+    turns: Turns = job.option("turns")
+    uploads: list[Timed] = []
+    downloads: list[Timed] = []
+    with turns, _by_ckptfmt(job, state) if job.contender == "ckptfmt" else _by_other(job, state) as moves:
+        for number in range(job.count):
+            with turns.mine():
+                uploads.append(moves.upload(number))
+                moves.download(number)
+                downloads.append(moves.download(number))
+                _free(job)
+    return {"nbytes": nbytes, "upload": list(map(vars, uploads)), "download": list(map(vars, downloads))}
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Both are given the number of the turn."""
+
+    upload: Callable[[int], Timed]
+    download: Callable[[int], Timed]
+    """Of what was uploaded in the same turn."""
 
 
 def _timed(work: Callable[[], object], before: Callable[[], object] = lambda: None, *, resident: int) -> Timed:
@@ -73,6 +95,18 @@ def _start() -> int:
     return meter.resident_bytes()
 
 
+def _free(job: Job) -> None:
+    """Have the server give back the room of what was uploaded: it holds what all upload in its memory."""
+    bucket, _, prefix = job.option("root").partition("/")
+    store = S3Store(parse_place(f"s3://{bucket}", options(job)["storage_options"]))
+    for meta in store.list(prefix):
+        if meta.nbytes >= _WARM_BYTES // 2:
+            store.delete(meta.key)
+    store.close()
+    time.sleep(_FORGOTTEN_SECONDS)
+    urllib.request.urlopen(job.option("vacuum"), timeout=_TOUCH_SECONDS).close()
+
+
 # -- ckptfmt ----------------------------------------------------------------------------------------
 def options(job: Job) -> dict[str, Any]:
     """What leads to the job's place on the server, for ``ckptfmt.open`` and ``ckptfmt.load``."""
@@ -86,33 +120,38 @@ def url(job: Job) -> str:
     return f"s3://{job.option('root')}"
 
 
-def _by_ckptfmt(job: Job, state: dict[str, Any]) -> tuple[list[Timed], Timed]:
-    """Saves, and a load into fresh memory, verified."""
-    small = states.train_state(_WARM_BYTES)
+@contextmanager
+def _by_ckptfmt(job: Job, state: dict[str, Any]) -> Iterator[Moves]:
+    """Saves, and loads into fresh memory, verified."""
+    digest = states.state_digest(state)
     with ckptfmt.open(url(job), **options(job)) as repo:
         with repo.checkpointer("warm") as checkpointer:
-            checkpointer.save(small, step=0).wait()
+            checkpointer.save(states.train_state(_WARM_BYTES), step=0).wait()
         ckptfmt.load(url(job), run="warm", **options(job))
         with repo.checkpointer(RUN) as checkpointer:
             resident = _start()
             checkpointer.prepare(state)  # as a job does when it starts
             _touched(resident, states.state_bytes(state))
             pending: list[ckptfmt.PendingSave] = []
-            uploads = [
-                _timed(
+
+            def upload(number: int) -> Timed:
+                meter.reset_peak()
+                return _timed(
                     lambda: pending[-1].wait(),
-                    lambda step=step: pending.append(checkpointer.save(state, step=step)),  # type: ignore[misc]
+                    lambda: pending.append(checkpointer.save(state, step=number)),
                     resident=resident,
                 )
-                for step in range(job.count)
-            ]
-    digest = states.state_digest(state)
-    states.clear(state)
-    loaded: list[dict[str, Any]] = []
-    download = _timed(lambda: loaded.append(ckptfmt.load(url(job), run=RUN, **options(job))), resident=_start())
-    if states.state_digest(loaded[0]) != digest:
-        raise ValueError("ckptfmt: the load gave other bytes than were saved")
-    return uploads, download
+
+            def download(number: int) -> Timed:
+                loaded: list[dict[str, Any]] = []
+                timed = _timed(
+                    lambda: loaded.append(ckptfmt.load(url(job), run=RUN, **options(job))), resident=_start()
+                )
+                if states.state_digest(loaded[0]) != digest:
+                    raise ValueError("ckptfmt: the load gave other bytes than were saved")
+                return timed
+
+            yield Moves(upload, download)
 
 
 def _touched(resident: int, nbytes: int) -> None:
@@ -134,21 +173,28 @@ class Mover:
     """Of so many bytes; the object in pieces."""
 
 
-def _by_other(job: Job, payload: bytes) -> tuple[list[Timed], Timed]:
+@contextmanager
+def _by_other(job: Job, state: dict[str, Any]) -> Iterator[Moves]:
+    payload = b"".join(states.flat_bytes(tensor) for _, tensor in states.named_tensors(state))
+    state.clear()
     with _MOVERS[job.contender](job) as mover:
         mover.upload("warm", payload[:_WARM_BYTES])
         mover.download("warm", min(len(payload), _WARM_BYTES))
-        resident = _start()
-        names = [f"object{number}" for number in range(job.count)]
-        uploads = [_timed(lambda: mover.upload(name, payload), resident=resident) for name in names]  # noqa: B023
-        found: list[Any] = []
-        download = _timed(lambda: found.extend(mover.download(names[-1], len(payload))), resident=_start())
-        digest = xxhash.xxh3_128()
-        for piece in found:
-            digest.update(piece)
-    if digest.digest() != xxhash.xxh3_128_digest(payload):
-        raise ValueError(f"{job.contender}: the download gave other bytes than were uploaded")
-    return uploads, download
+
+        def upload(number: int) -> Timed:
+            return _timed(lambda: mover.upload(f"object{number}", payload), resident=_start())
+
+        def download(number: int) -> Timed:
+            found: list[Any] = []
+            timed = _timed(lambda: found.extend(mover.download(f"object{number}", len(payload))), resident=_start())
+            digest = xxhash.xxh3_128()
+            for piece in found:
+                digest.update(piece)
+            if digest.digest() != xxhash.xxh3_128_digest(payload):
+                raise ValueError(f"{job.contender}: the download gave other bytes than were uploaded")
+            return timed
+
+        yield Moves(upload, download)
 
 
 @contextmanager

@@ -156,6 +156,11 @@ class SeaweedServer(S3Server):
     def command(self) -> list[str]:
         return seaweed.command(self._weed, self._ports)
 
+    @property
+    def vacuum(self) -> str:
+        """Asked for, room of objects that were removed some seconds ago is free again."""
+        return f"http://127.0.0.1:{self._ports['master.port']}/vol/vacuum?garbageThreshold=0.01"
+
     def kill(self) -> None:
         super().kill()
         if self._came_up:  # else they may be another server's, which has the ports

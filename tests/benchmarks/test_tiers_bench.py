@@ -21,7 +21,7 @@ def moved(upload: float, download: float, peak: int = 0) -> dict[str, object]:
     def way(seconds: float) -> dict[str, float]:
         return {"seconds": seconds, "cpu": seconds, "peak": peak, "called": 2 * seconds}
 
-    return {"nbytes": 100 * MIB, "upload": [way(99.0), way(upload)], "download": [way(download)]}
+    return {"nbytes": 100 * MIB, "upload": [way(99.0), way(upload)], "download": [way(99.0), way(download)]}
 
 
 def isolation(unlimited: list[float], limited: list[float]) -> Samples:
