@@ -66,7 +66,8 @@ def measure_transfer(job: Job) -> dict[str, Any]:
                 uploads.append(moves.upload(number))
                 moves.download(number)
                 downloads.append(moves.download(number))
-                _free(job)
+                if nbytes > _WARM_BYTES:
+                    _free(job)
     return {"nbytes": nbytes, "upload": list(map(vars, uploads)), "download": list(map(vars, downloads))}
 
 
