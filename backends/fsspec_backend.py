@@ -136,7 +136,7 @@ class FsspecBackend:
         self._require_folder(key, "create")
         self._publish(key, content)
 
-    def open_writer(self, key: str, nbytes: int) -> SpoolWriter:
+    def open_writer(self, key: str, nbytes: int, *, write_bytes: int = 0) -> SpoolWriter:
         where = self._where(checked_key(key))
         self._publishing()  # a place that is only read from is told before anything is spooled
         writer = SpoolWriter(where, nbytes, self._spool, partial(self._publish, key))

@@ -114,7 +114,7 @@ class MemoryBackend:
             self._require_free(key, "create")
             self._store.objects[key] = content
 
-    def open_writer(self, key: str, nbytes: int) -> MemoryWriter:
+    def open_writer(self, key: str, nbytes: int, *, write_bytes: int = 0) -> MemoryWriter:
         where = self._where(checked_key(key))
         if nbytes < 0:
             raise InvalidInput(f"write {where}: {nbytes} is no size of an object; give 0 or more bytes")

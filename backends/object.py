@@ -83,7 +83,7 @@ class ObjectBackend:
             self._place.require_conditions()
             publish(self._place, key, view)
 
-    def open_writer(self, key: str, nbytes: int) -> ObjectWriter | SpoolWriter:
+    def open_writer(self, key: str, nbytes: int, *, write_bytes: int = 0) -> ObjectWriter | SpoolWriter:
         where = self._place.where(checked_key(key))
         if not 0 <= nbytes <= OBJECT_BYTES_MAX:
             raise InvalidInput(f"write {where}: {nbytes} is no size of an object; give 0 to {OBJECT_BYTES_MAX} bytes")
@@ -92,7 +92,7 @@ class ObjectBackend:
                 raise Conflict(f"write {where}: the name is taken; objects are never overwritten: choose another name")
         if self._multipart is None:
             return SpoolWriter(self._place, key, nbytes)
-        return ObjectWriter(self._place, self._multipart, key, nbytes)
+        return ObjectWriter(self._place, self._multipart, key, nbytes, write_bytes)
 
     def sync(self, key: str) -> None:
         """Nothing: a store shows only what it keeps."""

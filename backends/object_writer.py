@@ -24,21 +24,20 @@ from ckptfmt.ports.backend import Buffer
 
 _MIB: Final = 1 << 20
 _BACK_THREADS: Final = 4
-_SENT_MAX: Final = 64 << 20
-"""Bytes of one request, if parts are smaller: after an error all of them are sent again."""
 
 
 class ObjectWriter:
     """An ``ObjectWriter`` of the port. An object of at most one part is one PUT."""
 
-    def __init__(self, place: Place, store: MultipartStore, key: str, nbytes: int) -> None:
+    def __init__(self, place: Place, store: MultipartStore, key: str, nbytes: int, write_bytes: int = 0) -> None:
         self._place: Final = place
         self._store: Final = store
         self._key: Final = key
         self._whole: Final = place.whole(key)
         self._where: Final = place.where(key)
         self._nbytes: Final = nbytes
-        self._part_bytes: Final = max(store.part_bytes, -(-nbytes // store.parts_max // _MIB) * _MIB)
+        # AWS wants numbers without a gap: all parts but the last have one size, which is known from the start.
+        self._part_bytes: Final = max(store.part_bytes, write_bytes, -(-nbytes // store.parts_max // _MIB) * _MIB)
         self._coverage: Final = Coverage(self._where, nbytes)
         self._gathering: Final = Gathering(self._part_length)
         self._turn: Final = threading.Condition()
@@ -51,16 +50,6 @@ class ObjectWriter:
 
     def _part_length(self, index: int) -> int:
         return min(self._part_bytes, self._nbytes - index * self._part_bytes)
-
-    def _whole_parts(self, offset: int, nbytes: int) -> int:
-        """Of ``nbytes`` from ``offset`` on those that begin and end where parts do: they are sent as one, by the first
-        one's number."""
-        if offset % self._part_bytes:
-            return 0
-        most = max(_SENT_MAX // self._part_bytes, 1) * self._part_bytes
-        if nbytes <= most and offset + nbytes == self._nbytes:
-            return nbytes
-        return min(nbytes, most) // self._part_bytes * self._part_bytes
 
     # -- writing -------------------------------------------------------------------------------
     def write_at(self, offset: int, data: Buffer) -> None:
@@ -87,8 +76,9 @@ class ObjectWriter:
             ready: list[tuple[int, tuple[memoryview, ...]]] = []
             while len(view):
                 index, at = divmod(offset, self._part_bytes)
-                piece = view[: self._whole_parts(offset, len(view)) or self._part_length(index) - at]
-                if not at and len(piece) >= self._part_length(index):
+                length = self._part_length(index)
+                piece = view[: length - at]
+                if len(piece) == length:
                     ready.append((index, (piece,)))
                 else:
                     whole = until_sent.enter_context(self._gathering.added(index, at, piece))
@@ -183,7 +173,7 @@ class ObjectWriter:
 
     def _reads_back(self) -> bool:
         def is_equal(index: int) -> bool:
-            view = memoryview(bytearray(self._parts[index].nbytes))
+            view = memoryview(bytearray(self._part_length(index)))
             at = done = 0
             while done < len(view):
                 at = index * self._part_bytes + done

@@ -138,7 +138,7 @@ class PosixBackend:
         with translated("create", path, needed=len(view), free=self._place.room_or_none):
             Creation(self._folders, self._names, self._read_back(), self._sys).create(path, view)
 
-    def open_writer(self, key: str, nbytes: int) -> PosixWriter:
+    def open_writer(self, key: str, nbytes: int, *, write_bytes: int = 0) -> PosixWriter:
         path = self._folders.object_path(key, "write")
         if not 0 <= nbytes <= _LARGEST:
             raise InvalidInput(f"write {path}: {nbytes} is no size of a file; give 0 to {_LARGEST} bytes")

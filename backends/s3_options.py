@@ -54,7 +54,7 @@ class S3Options(DiscreetOptions, frozen=True, forbid_unknown_fields=True, kw_onl
     retry_attempts: int = 10
     retry_seconds: float = 120.0
     part_bytes: int = 8 << 20
-    """Of a multipart upload."""
+    """Of the parts of an upload, at least: those of a snapshot are larger where it is large enough."""
     sign_payload: bool = False
     """Sign the bytes of packs too. Their CRC-32 is always signed, and so are the bytes of small objects."""
     requester_pays: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import ssl
 import threading
@@ -63,6 +64,11 @@ def passing(request: Request, forward: Forward) -> Reply | None:
     return forward(request)
 
 
+def _is_consecutive(completion: bytes) -> bool:
+    numbers = [int(number) for number in re.findall(rb"<PartNumber>(\d+)</PartNumber>", completion)]
+    return numbers == [*range(1, len(numbers) + 1)]
+
+
 class _Listener(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
@@ -100,6 +106,9 @@ class S3Gate:
         self._thread.join()
 
     def forward(self, request: Request) -> Reply:
+        if request.is_complete and not _is_consecutive(request.body):
+            # As AWS has it where parts have checksums, and where the bucket is a directory; other servers take gaps.
+            return Reply(400, b"<Error><Code>InvalidPartOrder</Code></Error>")
         connection = http.client.HTTPConnection("127.0.0.1", self._target, timeout=30)
         try:
             connection.putrequest(request.method, request.path, skip_host=True, skip_accept_encoding=True)

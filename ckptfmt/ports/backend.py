@@ -34,8 +34,8 @@ class Traits:
     """True where every request waits for a round trip: readers keep many in flight, and read through what lies between
     two ranges sooner than ask twice."""
     write_bytes: int = 0
-    """Writes of so many bytes, or a multiple of them, at multiples of them, are passed on from where they lie, each in
-    one request. 0 = no matter."""
+    """Writes of so many bytes, at multiples of them, are passed on from where they lie, each in one request; or of
+    more, of which ``open_writer`` is told. 0 = no matter."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,9 @@ class Backend(Protocol):
         for object stores. Where folders gather by the thousand this keeps listings short; it may be undone by a crash.
         """
 
-    def open_writer(self, key: str, nbytes: int) -> ObjectWriter:
-        """Begin a large object of exactly ``nbytes`` bytes; space is reserved where that is possible.
+    def open_writer(self, key: str, nbytes: int, *, write_bytes: int = 0) -> ObjectWriter:
+        """Begin a large object of exactly ``nbytes`` bytes; space is reserved where that is possible. It may be written
+        in any pieces, but most of them will have ``write_bytes``, unless that is 0, and begin at multiples of it.
 
         Raises ``Conflict`` if the key is taken, ``OutOfSpace`` with needed and free bytes,
         ``NotFound`` if the folder is absent. The writer never makes a folder.

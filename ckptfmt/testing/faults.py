@@ -235,9 +235,9 @@ class FaultyBackend(FaultyCalls):
         with self._whole("has_folder", prefix):
             return self._inner.has_folder(prefix)
 
-    def open_writer(self, key: str, nbytes: int) -> ObjectWriter:
+    def open_writer(self, key: str, nbytes: int, *, write_bytes: int = 0) -> ObjectWriter:
         with self._whole("open_writer", key, nbytes=nbytes), self._reserved(key, nbytes):
-            return _FaultyWriter(self, key, self._inner.open_writer(key, nbytes))
+            return _FaultyWriter(self, key, self._inner.open_writer(key, nbytes, write_bytes=write_bytes))
 
     def sync(self, key: str) -> None:
         with self._whole("sync", key):

@@ -20,6 +20,7 @@ from ckptfmt.backends.object_gathering import Gathering
 from ckptfmt.backends.object_store import Part
 from ckptfmt.backends.s3 import s3_backend
 from ckptfmt.backends.s3_store import S3Store
+from ckptfmt.engine.save import persist
 from ckptfmt.errors import InvalidInput
 
 _STATE = {"weights": np.arange(3_000_000, dtype=np.float64), "small": np.ones(3, dtype=np.int8), "epoch": 4}
@@ -81,17 +82,22 @@ def test_a_stage_on_a_local_disk_is_copied_to_the_store(url: str, catalog: str, 
     assert _equal(ckptfmt.load(f"{url}#llama"))
 
 
-@pytest.mark.parametrize("mib", [8, 16])
+@pytest.mark.parametrize(("part_mib", "threads", "sent_mib"), [(8, 16, 8), (16, 16, 16), (8, 1, 16)])
 def test_parts_are_sent_from_where_the_snapshot_lies(
-    url: str, catalog: str, mib: int, monkeypatch: pytest.MonkeyPatch
+    url: str, catalog: str, part_mib: int, threads: int, sent_mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None is put together from pieces, whatever the sizes of the tensors."""
+    """None is put together from pieces, whatever the sizes of the tensors; few threads send larger ones."""
+    monkeypatch.setattr(persist, "distant_thread_count", lambda: threads)
+    monkeypatch.setattr(persist, "_WRITES_EACH", 1)
+    monkeypatch.setattr(persist, "_WRITE_BYTES", 16 << 20)
+    numbers: list[int] = []
     sent: list[int] = []
     put_part = S3Store.put_part
 
     def watched(store: S3Store, key: str, upload: str, number: int, data: tuple[memoryview, ...], crc: int) -> Part:
         assert len(data) == 1
         sent.append(len(data[0]))
+        numbers.append(number)
         return put_part(store, key, upload, number, data, crc)
 
     def gathered(*args: object) -> None:
@@ -100,9 +106,10 @@ def test_parts_are_sent_from_where_the_snapshot_lies(
     monkeypatch.setattr(S3Store, "put_part", watched)
     monkeypatch.setattr(Gathering, "added", gathered)
     state = {f"t{i}": np.arange(1_300_000 + 777 * i, dtype=np.float32) for i in range(5)}
-    ckptfmt.save(state, url, catalog=catalog, storage_options={"part_bytes": mib << 20})
-    # Beside the last, and a probe's.
-    assert sent.count(mib << 20) == sum(map(len, state.values())) * 4 // (mib << 20) == 24 // mib
+    ckptfmt.save(state, url, catalog=catalog, storage_options={"part_bytes": part_mib << 20})
+    whole = sum(map(len, state.values())) * 4 // (sent_mib << 20)
+    assert sent.count(sent_mib << 20) == whole == 24 // sent_mib  # beside the last, and a probe's
+    assert set(numbers) == set(range(1, whole + 2))
 
 
 def test_writing_wants_a_catalog_by_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -695,54 +695,29 @@ def test_pieces_in_any_order_wait_in_files_when_they_are_many(
     assert content(place, "x") == data
 
 
-@pytest.mark.parametrize(
-    ("cuts", "parts"),
-    [
-        ([0, 2, 4], [(1, 2), (3, 2)]),
-        ([0, 3, 4], [(1, 3), (4, 1)]),
-        ([0, 1, 3.5, 4], [(1, 1), (2, 2), (4, 1)]),
-        ([0, 0.5, 4], [(1, 1), (2, 3)]),
-    ],
-)
 @pytest.mark.parametrize("compared", [True, False])
-def test_whole_parts_that_are_written_together_are_one_request(
+@pytest.mark.parametrize("write_parts", [0, 1, 2, 3])
+def test_parts_are_as_large_as_writes_are_said_to_be(
     opened: Callable[..., ObjectBackend],
     place: ObjectBackend,
     gate: S3Gate,
-    cuts: list[float],
-    parts: list[tuple[int, int]],
+    write_parts: int,
     compared: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    backend, data = opened(), pattern(4 * PART - 77)
+    backend, data = opened(), pattern(5 * PART - 77)
     if not compared:  # then it is read back
         monkeypatch.setattr("ckptfmt.backends.s3_store.S3Store.checksum", lambda self, parts: "another")
-    writer = backend.open_writer("x", len(data))
-    for start, stop in pairwise(min(int(cut * PART), len(data)) for cut in cuts):
-        writer.write_at(start, data[start:stop])
+    part_bytes = max(1, write_parts) * PART
+    starts = range(0, len(data), part_bytes)
+    writer = backend.open_writer("x", len(data), write_bytes=write_parts * PART)
+    for start in reversed(starts):
+        writer.write_at(start, data[start : start + part_bytes])
     writer.finish()
     assert content(place, "x") == data
-    sent = [
-        (request.query["partNumber"], int(request.headers["content-length"]))
-        for request in gate.seen
-        if request.is_part
-    ]
-    assert sent[-len(parts) :] == [
-        (str(number), min((number - 1 + count) * PART, len(data)) - (number - 1) * PART) for number, count in parts
-    ]
-
-
-def test_a_write_of_any_length_is_cut(
-    opened: Callable[..., ObjectBackend], place: ObjectBackend, gate: S3Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ckptfmt.backends.object_writer._SENT_MAX", 2 * PART + 5)
-    backend, data = opened(), pattern(4 * PART + 1)
-    writer = backend.open_writer("x", len(data))
-    writer.write_at(0, data)
-    writer.finish()
-    assert content(place, "x") == data
-    sent = [int(request.headers["content-length"]) for request in gate.seen if request.is_part]
-    assert sent[-3:] == [2 * PART, 2 * PART, 1]
+    sent = [request for request in gate.seen if request.is_part][-len(starts) :]
+    found = [(int(request.query["partNumber"]), int(request.headers["content-length"])) for request in sent]
+    assert sorted(found) == [(number, len(data[start : start + part_bytes])) for number, start in enumerate(starts, 1)]
 
 
 @pytest.mark.parametrize("sign_payload", [False, True])

@@ -32,13 +32,14 @@ def save_distant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 
     def save(nbytes: int, wrote: Wrote) -> None:
         class Writer:
-            def __init__(self, inner: ObjectWriter) -> None:
-                self._inner = inner
+            def __init__(self, inner: ObjectWriter, write_bytes: int) -> None:
+                self._inner, self._write_bytes = inner, write_bytes
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(self._inner, name)
 
             def write_at(self, offset: int, data: Buffer) -> None:
+                assert not offset % self._write_bytes  # as it was announced
                 wrote(offset, len(data))
                 self._inner.write_at(offset, data)
 
@@ -47,8 +48,8 @@ def save_distant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
             def traits(self) -> Traits:
                 return replace(super().traits, write_bytes=WRITE_BYTES)
 
-            def open_writer(self, key: str, nbytes: int) -> Writer:
-                return Writer(self._inner.open_writer(key, nbytes))
+            def open_writer(self, key: str, nbytes: int, *, write_bytes: int = 0) -> Writer:
+                return Writer(self._inner.open_writer(key, nbytes, write_bytes=write_bytes), write_bytes)
 
         saved = np.random.default_rng(1).integers(0, 255, nbytes, np.uint8)
         with monkeypatch.context() as patched:

@@ -172,7 +172,8 @@ def _write_object(
     digests: list[list[bytes]],
     give_up: Callable[[], None],
 ) -> None:
-    writer = backend.open_writer(key, planned.nbytes)
+    units, write_bytes, threads = _shared_out(planned, backend.traits)
+    writer = backend.open_writer(key, planned.nbytes, write_bytes=write_bytes)
     try:
 
         def write(unit: Unit) -> None:
@@ -181,7 +182,6 @@ def _write_object(
                 _digest(unit, image, digests)
                 writer.write_at(unit.start, image[: unit.stop - unit.start])
 
-        units, threads = _shared_out(planned, backend.traits)
         run_all([lambda unit=unit: write(unit) for unit in units], threads=threads, name="ckptfmt-write")  # type: ignore[misc]
         give_up()
         writer.finish()
@@ -190,17 +190,18 @@ def _write_object(
         raise
 
 
-def _shared_out(planned: PackPlan, traits: Traits) -> tuple[Sequence[Unit], int]:
-    """What is written at once, and by how many threads."""
+def _shared_out(planned: PackPlan, traits: Traits) -> tuple[Sequence[Unit], int, int]:
+    """What is written at once; the bytes of each but the last, or 0 where they differ; and how many threads write."""
     if not traits.distant:
-        return planned.units, thread_count()
+        return planned.units, 0, thread_count()
     threads = distant_thread_count()
     if planned.arena_offset is None:
-        return planned.units, min(threads, _PASSING_MAX)
+        return planned.units, 0, min(threads, _PASSING_MAX)
     if not traits.write_bytes:
-        return planned.units, threads
+        return planned.units, 0, threads
     large = min(_WRITE_BYTES, planned.nbytes // (threads * _WRITES_EACH))
-    return joined(planned.units, max(large, traits.write_bytes)), threads
+    units = joined(planned.units, max(large, traits.write_bytes))
+    return units, units[0].stop, threads
 
 
 def _abort(writer: ObjectWriter, key: str) -> None:
