@@ -157,10 +157,10 @@ def test_a_slow_rank_is_waited_for_by_the_coordinator_of_a_replica(start: Start,
             if rank.rank == 3:
                 real = PosixBackend.open_writer  # the copies of this rank come late
 
-                def late(self: PosixBackend, key: str, nbytes: int) -> Any:
+                def late(self: PosixBackend, key: str, nbytes: int, **options: Any) -> Any:
                     if "copy" in self.url:
                         time.sleep(1.5)
-                    return real(self, key, nbytes)
+                    return real(self, key, nbytes, **options)
 
                 PosixBackend.open_writer = late  # type: ignore[method-assign]
             return save_and_wait(checkpointer, rank.state(1), 1)
@@ -180,12 +180,12 @@ def test_bytes_that_a_rank_did_not_compare_count_for_nothing(start: Start, root:
             if rank.rank == 2:
                 real = PosixBackend.open_writer
 
-                def refused(self: PosixBackend, key: str, nbytes: int) -> Any:
+                def refused(self: PosixBackend, key: str, nbytes: int, **options: Any) -> Any:
                     if "copy" in self.url:
                         with contextlib.suppress(ckptfmt.Conflict):
                             self.create(key, bytes(nbytes))
                         raise ckptfmt.AccessDenied("not yours")
-                    return real(self, key, nbytes)
+                    return real(self, key, nbytes, **options)
 
                 PosixBackend.open_writer = refused  # type: ignore[method-assign]
             return save_and_wait(checkpointer, rank.state(1), 1)
@@ -213,11 +213,11 @@ def test_what_ranks_say_of_their_copies_does_not_gather(start: Start, root: Path
     def body(rank: Rank) -> Any:
         real = PosixBackend.open_writer
 
-        def refused(self: PosixBackend, key: str, nbytes: int) -> Any:
+        def refused(self: PosixBackend, key: str, nbytes: int, **options: Any) -> Any:
             if "copy" in self.url and layout.pack_name(1, 0) in key and not (tmp_path / "refused").exists():
                 (tmp_path / "refused").touch()
                 raise ckptfmt.AccessDenied("not yet")
-            return real(self, key, nbytes)
+            return real(self, key, nbytes, **options)
 
         PosixBackend.open_writer = refused  # type: ignore[method-assign]
         with rank.checkpointer() as checkpointer:
