@@ -204,11 +204,11 @@ CHILD = """
     import os, signal, sys, numpy as np, ckptfmt
     from ckptfmt.backends.posix import PosixBackend
     open_writer = PosixBackend.open_writer
-    def killed(self, key, nbytes):
+    def killed(self, key, nbytes, **options):
         if "/stage/" not in self.url:
             print("staged", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        return open_writer(self, key, nbytes)
+        return open_writer(self, key, nbytes, **options)
     PosixBackend.open_writer = killed
     repository = ckptfmt.open(sys.argv[1], stage=sys.argv[2])
     repository.checkpointer("run").save({"w": np.arange(3_000_000), "n": 7}, step=7).result()
