@@ -55,12 +55,17 @@ def measure_transfer(job: Job) -> dict[str, Any]:
     what has been free for seconds, huge pages first, and what is measured then is how they clear it.
     ``ValueError`` if other bytes come back.
     """
+    turns: Turns = job.option("turns")
+    with turns:
+        return _in_turns(job, turns)
+
+
+def _in_turns(job: Job, turns: Turns) -> dict[str, Any]:
     state = build(job)
     nbytes = states.state_bytes(state)
-    turns: Turns = job.option("turns")
     uploads: list[Timed] = []
     downloads: list[Timed] = []
-    with turns, _by_ckptfmt(job, state) if job.contender == "ckptfmt" else _by_other(job, state) as moves:
+    with _by_ckptfmt(job, state) if job.contender == "ckptfmt" else _by_other(job, state) as moves:
         for number in range(job.count):
             with turns.mine():
                 uploads.append(moves.upload(number))
