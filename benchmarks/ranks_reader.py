@@ -24,7 +24,7 @@ import ckptfmt.format.manifest
 import ckptfmt.repository
 from benchmarks.meter import peak_bytes, reset_peak, resident_bytes
 from benchmarks.ranks_world import RUN, World
-from ckptfmt.engine.read import plan_reads
+from ckptfmt.engine.read_plan import plan_reads
 from ckptfmt.errors import NotFound
 from ckptfmt.format.manifest import decode_manifest
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from ckptfmt.engine import protocol
-from ckptfmt.engine.read import GAP_BYTES, Chunk, check_chunk
+from ckptfmt.engine.read import check_chunk
+from ckptfmt.engine.read_plan import GAP_BYTES, Chunk
 from ckptfmt.engine.readlog import ReadLog
 from ckptfmt.engine.repairs import Repairs
 from ckptfmt.engine.rereading import RETRIES
@@ -121,7 +122,11 @@ class Nearest:
 
     def gap_bytes(self, pack: str) -> int:
         """Wanted ranges of ``pack`` closer than this are read through: one request costs more than what is between."""
-        return _DISTANT_GAP_BYTES if self._first(pack).tier.backend.traits.distant else GAP_BYTES
+        return _DISTANT_GAP_BYTES if self.is_distant(pack) else GAP_BYTES
+
+    def is_distant(self, pack: str) -> bool:
+        """Whether each request for ``pack`` waits for a round trip."""
+        return self._first(pack).tier.backend.traits.distant
 
     def map_cached(self, pack: str, offset: int, memory: memoryview) -> CachedRange | None:
         """``Backend.map_cached`` of the copy that would be read."""
@@ -137,47 +142,51 @@ class Nearest:
         """Bytes of what ``map_cached`` gave were compared with their digests."""
         self.log.read(self._first(pack).tier, nbytes)
 
-    def fill(self, pack: str, start: int, target: memoryview, chunks: Sequence[Chunk], *, verify: bool = True) -> None:
+    def fill(
+        self,
+        pack: str,
+        start: int,
+        target: memoryview,
+        chunks: Sequence[Chunk],
+        *,
+        verify: bool = True,
+        is_read: bool = False,
+    ) -> None:
         """Fill ``target`` from ``start`` on, so that ``chunks``, which lie in that range of ``pack``, are what their
         digests say. Without ``verify`` from the first copy that can be read; they need not be whole then.
+        ``is_read``: that much has been done, and only the digests have not been compared.
 
         ``Corrupt`` naming tensor, object and offset, ``NotFound`` or ``BackendError`` if no copy has them: what is
         wrong with that on the durable tier, and which others were tried.
         """
         wrong: list[tuple[Copy, CkptError]] = []
-        left = chunks
-        for copy in self.copies(pack):
-            had = left
-            left, error = self._take(copy, start, target, had, whole=len(had) == len(chunks), verify=verify)
+        left, error = chunks, None
+        for number, copy in enumerate(self.copies(pack)):
+            had, whole = left, len(left) == len(chunks)
+            error = _failure(copy, start, target) if whole and (number or not is_read) else None
+            if error is None:
+                left, error = self._compare(copy, start, target, had, is_read=whole) if verify else ((), None)
             self.log.read(copy.tier, _nbytes(had) - _nbytes(left))
-            if error is not None:
-                wrong.append((copy, error))
-            if not left:
+            if error is None:
                 break
-        self.tell(wrong, moved_on=not left)
-        if left:
+            wrong.append((copy, error))
+        self.tell(wrong, moved_on=error is None)
+        if error is not None:
             self.repairs.forget()
             raise _told(wrong)
 
-    def _take(
-        self, copy: Copy, start: int, target: memoryview, chunks: Sequence[Chunk], *, whole: bool, verify: bool
+    def _compare(
+        self, copy: Copy, start: int, target: memoryview, chunks: Sequence[Chunk], *, is_read: bool
     ) -> tuple[Sequence[Chunk], CkptError | None]:
-        """Read the whole range, or each of ``chunks`` by itself; return those that this copy lacks, and why."""
-        if whole:
-            try:
-                _read(copy, start, target)
-            except (BackendError, NotFound, Corrupt) as error:
-                return chunks, error
-            if not verify:
-                return (), None
+        """Which of ``chunks``, that have been read or are read one by one, this copy lacks, and why."""
         left: list[Chunk] = []
         first: CkptError | None = None
         for chunk in chunks:
             box, number, offset, nbytes = chunk
             data = target[offset - start : offset - start + nbytes]
-            if whole and checksum.digest(data) == box.digests[number]:
+            if is_read and checksum.digest(data) == box.digests[number]:
                 continue
-            wrong = self._settle(copy, chunk, data, is_read=whole)
+            wrong = self._settle(copy, chunk, data, is_read=is_read)
             if wrong is not None:
                 left.append(chunk)
                 first = first or wrong
@@ -244,6 +253,15 @@ class Nearest:
 def _differs(error: CkptError) -> bool:
     """Whether bytes were read and are not what their digest says, other than that too few are there."""
     return isinstance(error, Corrupt) and error.kind == Corrupt.default_kind
+
+
+def _failure(copy: Copy, start: int, target: memoryview) -> CkptError | None:
+    """Read a range; what is in the way, if anything is."""
+    try:
+        _read(copy, start, target)
+    except (BackendError, NotFound, Corrupt) as error:
+        return error
+    return None
 
 
 def _read(copy: Copy, start: int, target: memoryview) -> None:

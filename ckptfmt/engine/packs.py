@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ckptfmt.engine.read import StoredBox
+from ckptfmt.engine.read_plan import StoredBox
 from ckptfmt.engine.transfer import IO_BYTES
 from ckptfmt.engine.units import align_down
 from ckptfmt.format import checksum

@@ -10,7 +10,7 @@ from typing import Final, overload
 
 import msgspec
 
-from ckptfmt.engine.read import StoredBox
+from ckptfmt.engine.read_plan import StoredBox
 from ckptfmt.format.boxes import Box, Extent
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.format.index import Index

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.read import StoredBox
+from ckptfmt.engine.read_plan import StoredBox
 from ckptfmt.engine.stored import Stored
 from ckptfmt.errors import Mismatch
 from ckptfmt.exchange.pieces import SourceBox, SourceTensor

@@ -19,7 +19,8 @@ from typing import Final, Generic, Protocol, TypeVar
 from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.nearest import Copy
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.read import StoredBox, check_chunk
+from ckptfmt.engine.read import check_chunk
+from ckptfmt.engine.read_plan import StoredBox
 from ckptfmt.engine.units import align_down, align_up
 from ckptfmt.errors import CkptError, Corrupt, NotFound
 

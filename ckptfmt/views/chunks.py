@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ckptfmt.engine.load.gather import shares_of
-from ckptfmt.engine.read import StoredBox
+from ckptfmt.engine.read_plan import StoredBox
 from ckptfmt.format.boxes import Extent, strides_of
 from ckptfmt.format.dtypes import dtype
 from ckptfmt.views.box_bytes import BoxBytes

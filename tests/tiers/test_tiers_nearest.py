@@ -15,7 +15,7 @@ from reading_rig import CHUNK, Places, Watched, blank, laying, repair, same
 
 from ckptfmt.backends.posix import PosixBackend
 from ckptfmt.engine.nearest import RETRIES
-from ckptfmt.engine.read import GAP_BYTES, ReadUnit, Region, StoredBox, read_units
+from ckptfmt.engine.read_plan import GAP_BYTES, ReadUnit, Region, StoredBox, read_units
 from ckptfmt.errors import Corrupt, NotFound, Unavailable
 from ckptfmt.generation import Generation
 from ckptfmt.testing.faults import Fault, FaultyBackend

@@ -86,8 +86,7 @@ def test_large_tensors_are_read_in_large_requests(root: Path, distant: Distant) 
     assert sizes[-1] <= 16 << 20
 
 
-def test_many_requests_are_in_flight(root: Path, distant: Distant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptfmt.engine.read.IO_BYTES", 1 << 20)
+def test_many_requests_are_in_flight(root: Path, distant: Distant) -> None:
     gathered = threading.Barrier(5)
 
     class Together(Watched):

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from ckptfmt.engine import protocol
 from ckptfmt.engine.nearest import Nearest
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.read import Chunk, read_header
+from ckptfmt.engine.read import read_header
+from ckptfmt.engine.read_plan import Chunk
 from ckptfmt.errors import BackendError, Corrupt, FormatError, NotFound
 from ckptfmt.format import checksum
 from ckptfmt.format.tables import PackRow

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from ckptfmt.engine import protocol
 from ckptfmt.engine.arena import PAGE, map_memory
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.read import ReadUnit, Region, StoredBox, check_chunk, plan_reads, read_header, read_units
+from ckptfmt.engine.read import check_chunk, read_header
+from ckptfmt.engine.read_plan import ReadUnit, Region, StoredBox, plan_reads, read_units
 from ckptfmt.engine.reports import Problem, VerifiedTier, VerifyReport
 from ckptfmt.engine.rereading import read_whole
 from ckptfmt.engine.tiers import Tier

@@ -15,7 +15,7 @@ import numpy as np
 
 from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.load.memory import Memory
-from ckptfmt.engine.read import StoredBox, run_of
+from ckptfmt.engine.read_plan import StoredBox, run_of
 from ckptfmt.engine.stored import Stored
 from ckptfmt.engine.touch import address_of
 from ckptfmt.engine.transfer import copy_memory, run_all, thread_count

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 
 from ckptfmt.engine.arena import map_memory
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.read import ReadPlan, StoredBox, plan_reads, read_regions, show_regions, verify_shown
+from ckptfmt.engine.read import read_regions, show_regions, verify_shown
+from ckptfmt.engine.read_plan import ReadPlan, StoredBox, plan_reads
 from ckptfmt.engine.touch import address_of
 from ckptfmt.errors import BackendError, Corrupt
 

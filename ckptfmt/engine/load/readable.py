@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ckptfmt.engine.arena import PAGE, map_memory
 from ckptfmt.engine.opened import Opened
-from ckptfmt.engine.read import ReadUnit, plan_reads, read_units
+from ckptfmt.engine.read_plan import ReadUnit, plan_reads, read_units
 from ckptfmt.engine.transfer import run_all
 from ckptfmt.engine.units import align_up
 

@@ -9,7 +9,7 @@ from ckptfmt.engine.load.decisions import Fill
 from ckptfmt.engine.load.filling import Filling, takes_all
 from ckptfmt.engine.opened import Opened
 from ckptfmt.engine.plan import WINDOW_BYTES
-from ckptfmt.engine.read import StoredBox
+from ckptfmt.engine.read_plan import StoredBox
 from ckptfmt.engine.touch import address_of
 from ckptfmt.engine.transfer import copy_memory, run_all
 from ckptfmt.engine.units import align_down, align_up
