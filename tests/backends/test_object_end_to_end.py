@@ -112,6 +112,39 @@ def test_parts_are_sent_from_where_the_snapshot_lies(
     assert set(numbers) == set(range(1, whole + 2))
 
 
+@pytest.mark.parametrize("writes_each", [1, 4])
+def test_requests_of_a_load_end_where_parts_do(
+    url: str, catalog: str, writes_each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range that reaches into two parts costs the store two reads."""
+    monkeypatch.setattr(persist, "distant_thread_count", lambda: 1)
+    monkeypatch.setattr(persist, "_WRITES_EACH", writes_each)
+    parts: dict[str, dict[int, int]] = {}
+    ranges: list[tuple[str, int, int]] = []
+    put_part, get_into = S3Store.put_part, S3Store.get_into
+
+    def put(store: S3Store, key: str, upload: str, number: int, data: tuple[memoryview, ...], crc: int) -> Part:
+        parts.setdefault(key, {})[number] = sum(map(len, data))
+        return put_part(store, key, upload, number, data, crc)
+
+    def get(store: S3Store, key: str, offset: int, view: memoryview) -> int:
+        ranges.append((key, offset, offset + len(view)))
+        return get_into(store, key, offset, view)
+
+    monkeypatch.setattr(S3Store, "put_part", put)
+    monkeypatch.setattr(S3Store, "get_into", get)
+    state = {f"t{i}": np.arange(3_300_000 + 777 * i, dtype=np.float32) for i in range(5)}
+    ckptfmt.save(state, url, run="llama", catalog=catalog)
+    loaded = ckptfmt.load(f"{url}#llama")
+    assert all(np.array_equal(loaded[name], value) for name, value in state.items())
+    (key,) = {key for key, *_ in ranges}
+    length = parts[key][1]
+    assert length == {1: 32 << 20, 4: 8 << 20}[writes_each]
+    assert len(ranges) >= 8
+    for _, start, stop in ranges:
+        assert start // length == (stop - 1) // length
+
+
 def test_writing_wants_a_catalog_by_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CKPTFMT_CATALOG", raising=False)
     with pytest.raises(InvalidInput, match="sqlite:////local"):

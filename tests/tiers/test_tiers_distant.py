@@ -88,9 +88,10 @@ def test_more_of_a_large_pack_is_written_at_once(
     save_distant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(units, "IO_BYTES", UNIT)
-    monkeypatch.setattr(persist, "_WRITE_BYTES", 8 * UNIT)
+    monkeypatch.setattr(persist, "_WRITE_BYTES", 16 * UNIT)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2))
-    for nbytes, each in ((63, 4), (95, 5), (200, 8)):  # a quarter of what each of four threads writes
+    # the power of two up to a quarter of what each of four threads writes
+    for nbytes, each in ((63, 4), (127, 4), (129, 8), (250, 8), (300, 16), (600, 16)):
         writes: list[tuple[int, int]] = []
         save_distant(nbytes * UNIT, lambda offset, count: writes.append((offset, count)))  # noqa: B023
         writes.sort()

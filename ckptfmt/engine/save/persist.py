@@ -200,6 +200,7 @@ def _shared_out(planned: PackPlan, traits: Traits) -> tuple[Sequence[Unit], int,
     if not traits.write_bytes:
         return planned.units, 0, threads
     large = min(_WRITE_BYTES, planned.nbytes // (threads * _WRITES_EACH))
+    large = 1 << large.bit_length() >> 1  # a power of two: readers' requests end at some of those, too (engine/spans)
     units = joined(planned.units, max(large, traits.write_bytes))
     return units, units[0].stop, threads
 
