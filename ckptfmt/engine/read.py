@@ -103,8 +103,8 @@ def read_regions(
             tasks += [partial(read_span, region, span) for span in read_spans(region, length)]
         else:
             tasks += [partial(fill, region, unit.start, unit.stop, unit.chunks) for unit in read_units(region)]
-    with touched_ahead(memory[: plan.memory_bytes]):
-        run_all(tasks, threads=threads, name="ckptfmt-read")
+    with touched_ahead(memory[: plan.memory_bytes]) as touch:
+        run_all(tasks, threads=threads, name="ckptfmt-read", begun=touch)
 
 
 def _check_unit(region: Region, unit: ReadUnit, memory: memoryview) -> None:

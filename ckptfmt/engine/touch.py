@@ -9,12 +9,15 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from ckptfmt.engine.transfer import Background, run_all, thread_count
 
 SLICE_BYTES: Final = 32 << 20
+_STEP_BYTES: Final = 2 << 20
+"""So much is touched at once: until the system has cleared it nobody in this process can map memory or start a thread
+(spec/decisions/009)."""
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14; not in the mmap module of Python 3.11
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -44,26 +47,26 @@ def populate(view: memoryview) -> None:
 
 
 @contextmanager
-def touched_ahead(view: memoryview) -> Iterator[None]:
-    """Touch page-aligned ``view`` from its start on a thread of its own, while others fill it in the same order.
+def touched_ahead(view: memoryview) -> Iterator[Callable[[], None]]:
+    """Gives what has page-aligned ``view`` touched, from its start, on a thread of its own, while others fill it in
+    the same order: to be called once, when those run.
 
     What they have written stays. Where the system cannot do that (before Linux 5.14) nothing is touched ahead.
     """
-    if view.nbytes <= SLICE_BYTES:
-        yield
-        return
     left = threading.Event()
     ahead = Background(_toucher(view, left.is_set), name="ckptfmt-touch")
+
+    def begin() -> None:
+        with suppress(RuntimeError):  # no more threads: each reader touches what it reads
+            if view.nbytes > SLICE_BYTES:
+                ahead.start()
+
     try:
-        ahead.start()
-    except RuntimeError:  # no more threads: each reader touches what it reads
-        yield
-        return
-    try:
-        yield
+        yield begin
     finally:
         left.set()
-        ahead.join()
+        if ahead.alive():
+            ahead.join()
 
 
 def _toucher(view: memoryview, left: Callable[[], bool]) -> Callable[[], None]:
@@ -78,4 +81,12 @@ def _toucher(view: memoryview, left: Callable[[], bool]) -> Callable[[], None]:
 
 def _populate(address: int, nbytes: int) -> bool:
     """Whether the system has populated the range; its content stays as it is."""
-    return bool(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), _MADV_POPULATE_WRITE) == 0)
+    return all(
+        _libc.madvise(
+            ctypes.c_void_p(address + start),
+            ctypes.c_size_t(min(_STEP_BYTES, nbytes - start)),
+            _MADV_POPULATE_WRITE,
+        )
+        == 0
+        for start in range(0, nbytes, _STEP_BYTES)
+    )

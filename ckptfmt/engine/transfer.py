@@ -71,10 +71,11 @@ class _Group:
                 return
 
 
-def run_all(tasks: Sequence[Task], *, threads: int, name: str) -> None:
+def run_all(tasks: Sequence[Task], *, threads: int, name: str, begun: Task | None = None) -> None:
     """Run all tasks on up to ``threads`` threads, the caller's included, and return when all are done.
 
-    After the first error no further task is started; that error is raised once the others are back.
+    After the first error no further task is started; that error is raised once the others are back. ``begun`` is called
+    when all threads run, and must not fail.
     """
     group = _Group(tasks)
     helpers = [
@@ -82,6 +83,8 @@ def run_all(tasks: Sequence[Task], *, threads: int, name: str) -> None:
         for index in range(1, min(threads, len(tasks)))
     ]
     started = [helper for helper in helpers if _start(helper)]
+    if begun is not None:
+        begun()
     group.work()
     _join(started)
     if group.error is not None:

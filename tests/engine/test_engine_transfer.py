@@ -51,6 +51,18 @@ def test_without_more_threads_the_caller_does_it_all(monkeypatch: pytest.MonkeyP
     assert ran == [0, 1, 2, 3, 4]
 
 
+def test_who_asks_is_told_when_all_threads_run() -> None:
+    together = threading.Barrier(4)
+    running: list[int] = []
+
+    def begun() -> None:
+        running.append(len([thread for thread in threading.enumerate() if thread.name.startswith("test-")]))
+        together.wait(timeout=60)
+
+    run_all([lambda: together.wait(timeout=60) and None] * 3 + [lambda: None], threads=4, name="test", begun=begun)
+    assert running == [3]
+
+
 def test_an_interrupt_waits_for_the_threads_that_use_the_callers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     finished: list[bool] = []

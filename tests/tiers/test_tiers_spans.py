@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reading_rig import CHUNK, Places, Watched, blank, laying, repair, same
 
+from ckptfmt.engine import touch
 from ckptfmt.engine.read_plan import Region, StoredBox
 from ckptfmt.engine.spans import Span, read_spans, span_bytes
 from ckptfmt.errors import Corrupt, Unavailable
@@ -127,6 +129,29 @@ def test_requests_end_at_parts(laid: Open) -> None:
     assert here.offset_of("big") % CHUNK, "its chunks lie across"
     assert all(one[1] == other[0] and other[0] % CHUNK == 0 for one, other in pairwise(ranges))
     assert len(ranges) == 2, "16 MiB and a little, which is no request of its own"
+
+
+def test_memory_is_touched_ahead_once_all_requests_are_under_way(laid: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread can start meanwhile."""
+    here = laid(stage=False, replicas=0)
+    touched = threading.Event()
+    readers: list[int] = []
+
+    def populate(address: int, nbytes: int) -> bool:
+        readers.append(sum(thread.name.startswith("ckptfmt-read") for thread in threading.enumerate()))
+        touched.set()
+        return False
+
+    class Waiting(Watched):
+        def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+            assert touched.wait(timeout=60)
+            super().read_into(key, offset, buffer)
+
+    monkeypatch.setattr(touch, "_populate", populate)
+    monkeypatch.setattr(touch, "SLICE_BYTES", MIB)
+    here.wrapped[here.durable] = lambda plain: Waiting(plain, distant=True, local=False)
+    same(here.generation().load(), here.saved)
+    assert readers == [1], "beside the caller's thread"
 
 
 @both_ways
