@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -68,26 +68,15 @@ def verify_shown(plan: ReadPlan, shown: Shown) -> None:
     run_all(tasks, threads=IO_THREADS, name="ckptfmt-read")
 
 
-def read_regions(
-    nearest: Nearest,
-    plan: ReadPlan,
-    memory: memoryview,
-    *,
-    verify: bool = True,
-    progress: Callable[[int], None] | None = None,
-) -> None:
+def read_regions(nearest: Nearest, plan: ReadPlan, memory: memoryview, *, verify: bool = True) -> None:
     """Fill ``memory``. The first chunk that is damaged wherever it lies raises ``Corrupt`` naming tensor, object and
     offset.
-
-    ``progress`` is called from worker threads with the bytes of each finished unit.
     """
 
     def fill(region: Region, start: int, stop: int, chunks: Sequence[Chunk], *, is_read: bool = False) -> None:
         at = region.memory_offset - region.start
         target = memory[at + start : at + stop]
         nearest.fill(region.pack, start, target, chunks, verify=verify, is_read=is_read)
-        if progress is not None:
-            progress(sum(nbytes for *_, nbytes in chunks))
 
     def read_span(region: Region, span: Span) -> None:
         fill(region, span.start, span.stop, span.chunks)
