@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import json
 import os
+import stat
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+_OTHERS: Final = stat.S_IROTH | stat.S_IXOTH
 
 
 class Forked:
@@ -80,3 +84,14 @@ def at_once(work: Callable[[int], Any], workers: int) -> list[Any]:
     """Run ``work(0)``, ``work(1)``, ... in a fork each, all at the same time; their results."""
     children = [Forked(partial(work, number)) for number in range(workers)]
     return [_result(*end) for end in [child.end() for child in children]]
+
+
+def open_to_others(folder: Path) -> None:
+    """Let other users look into ``folder`` of pytest's, and into those above it that are closed to them as well.
+
+    No further than that: the system's own folder for temporary files is open, and stays as it is.
+    """
+    for each in (folder, *folder.parents):
+        if each.stat().st_mode & _OTHERS == _OTHERS:
+            return
+        each.chmod(0o755)

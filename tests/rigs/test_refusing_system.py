@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 from error_chain import chain_of
-from forked import in_child
+from forked import in_child, open_to_others
 from rig_disks import Disk, Switch
 from rig_needs import need_root
 from rig_saves import Saves, assert_tells, before
@@ -175,8 +175,7 @@ def test_few_descriptors_do(tmp_path: Path) -> None:
 def own_folder(tmp_path: Path) -> Iterator[Path]:
     """A folder of another user, which root's own may look into."""
     need_root("become another user")
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    open_to_others(tmp_path)
     place = tmp_path / "own"
     place.mkdir()
     os.chown(place, NOBODY, NOBODY)

@@ -42,6 +42,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import stat
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -50,7 +51,7 @@ from typing import Any
 
 import pytest
 from field_cases import assert_every_case_has_tests
-from forked import in_child
+from forked import in_child, open_to_others
 from tiers_rig import Process, TieredPlace, assert_state, named, of_pack, state_of
 
 import ckptfmt
@@ -308,12 +309,23 @@ def test_fr100_a_full_replica_is_named_and_what_was_begun_is_removed(
     assert PACK in place.names(place.replica_urls[0], process.rows()[-1].key)
 
 
+def test_a_shared_folder_above_the_tests_keeps_its_mode(tmp_path: Path) -> None:
+    """A run as root had taken /tmp from all other users."""
+    shared = tmp_path / "shared"
+    closed = shared / "pytest" / "test"
+    closed.mkdir(parents=True)
+    for folder, mode in ((shared, 0o1777), (closed.parent, 0o700), (closed, 0o700)):
+        folder.chmod(mode)
+    open_to_others(closed)
+    modes = [stat.S_IMODE(folder.stat().st_mode) for folder in (shared, closed.parent, closed)]
+    assert modes == [0o1777, 0o755, 0o755]
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("tier", ["stage", "replica"])
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_fr101_a_forbidden_tier_is_told_at_opening(tmp_path: Path, tier: str) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
+    open_to_others(tmp_path)
     own = tmp_path / "own"
     own.mkdir()
     os.chown(own, 65534, 65534)
