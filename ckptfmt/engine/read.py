@@ -80,7 +80,7 @@ def read_regions(nearest: Nearest, plan: ReadPlan, memory: memoryview, *, verify
 
     def read_span(region: Region, span: Span) -> None:
         fill(region, span.start, span.stop, span.chunks)
-        for chunk in span.completed():
+        for chunk in span.came():
             _, _, offset, nbytes = chunk
             fill(region, offset, offset + nbytes, (chunk,), is_read=True)
 

@@ -1,7 +1,7 @@
 """Requests for a pack that lies far away: ranges that begin and end where the parts of its object do.
 
 A store keeps an object in the parts in which it came, and a range that reaches into two of them costs two reads there.
-Parts are multiples of ``IO_BYTES``; which chunks lie across them is nothing that a store knows.
+Ours are multiples of ``IO_BYTES`` unless somebody wants others. Which chunks lie across them is nothing it knows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Across:
         self._lock = threading.Lock()
         self._left = spans
 
-    def is_complete(self) -> bool:
-        """To be asked once for each span that has come: whether it was the last one."""
+    def came(self) -> bool:
+        """Count a span that has come; whether it was the last one."""
         with self._lock:
             self._left -= 1
             return not self._left
@@ -43,9 +43,9 @@ class Span:
     chunks: tuple[Chunk, ...]
     across: tuple[Across, ...]
 
-    def completed(self) -> list[Chunk]:
-        """To be asked once, when the span has come: those that reach out of it and are here now."""
-        return [across.chunk for across in self.across if across.is_complete()]
+    def came(self) -> list[Chunk]:
+        """Count this span for the chunks that reach out of it; those that are all here now."""
+        return [across.chunk for across in self.across if across.came()]
 
 
 def span_bytes(nbytes: int, threads: int) -> int:

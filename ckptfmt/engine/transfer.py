@@ -62,31 +62,41 @@ class _Group:
                 task = next(self._tasks, None) if self.error is None else None
             if task is None:
                 return
-            try:
-                task()
-            except BaseException as error:
-                with self._lock:
-                    if self.error is None:
-                        self.error = error
+            if not self.attempt(task):
                 return
+
+    def attempt(self, task: Task) -> bool:
+        """Whether it was done; what it raised ends the group."""
+        try:
+            task()
+        except BaseException as error:
+            with self._lock:
+                if self.error is None:
+                    self.error = error
+            return False
+        return True
 
 
 def run_all(tasks: Sequence[Task], *, threads: int, name: str, begun: Task | None = None) -> None:
     """Run all tasks on up to ``threads`` threads, the caller's included, and return when all are done.
 
     After the first error no further task is started; that error is raised once the others are back. ``begun`` is called
-    when all threads run, and must not fail.
+    when all threads run.
     """
     group = _Group(tasks)
     helpers = [
         threading.Thread(target=group.work, name=f"{name}-{index}", daemon=False)
         for index in range(1, min(threads, len(tasks)))
     ]
-    started = [helper for helper in helpers if _start(helper)]
-    if begun is not None:
-        begun()
+
+    def begin() -> None:
+        _start_all(helpers)
+        if begun is not None:
+            begun()
+
+    group.attempt(begin)  # an interrupt waits as well for those that run by then
     group.work()
-    _join(started)
+    _join(helpers)
     if group.error is not None:
         raise group.error
 
@@ -106,26 +116,25 @@ def run_apart(tasks: Sequence[Task], *, threads: int, name: str, begin: Task) ->
         threading.Thread(target=work, name=f"{name}-{index}", daemon=False)
         for index in range(max(1, min(threads, len(tasks))))
     ]
-    started = [helper for helper in helpers if _start(helper)]
-    if not started:
+    group.attempt(lambda: _start_all(helpers))
+    if not any(helper.ident for helper in helpers):
         group.work()
-    _join(started)
+    _join(helpers)
     if group.error is not None:
         raise group.error
 
 
-def _start(thread: threading.Thread) -> bool:
-    """Start a helper; without one (no more threads, or the interpreter is ending) the caller does the work alone."""
-    try:
-        thread.start()
-    except RuntimeError as error:
-        log.debug("no helper thread: %s", error)
-        return False
-    return True
+def _start_all(threads: Sequence[threading.Thread]) -> None:
+    """Start helpers; without them (no more threads, or the interpreter is ending) the caller does the work alone."""
+    for thread in threads:
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.debug("no helper thread: %s", error)
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for all, also when interrupted: the memory they work on must not be given away under them."""
+    """Wait for all that run, also when interrupted: the memory they work on must not be given away under them."""
     interrupted: BaseException | None = None
     for thread in threads:
         while thread.is_alive():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ckptfmt.engine import transfer
-from ckptfmt.engine.transfer import copy_memory, run_all
+from ckptfmt.engine.transfer import copy_memory, run_all, run_apart
 
 
 def test_every_task_runs_once_on_at_most_so_many_threads() -> None:
@@ -61,6 +61,53 @@ def test_who_asks_is_told_when_all_threads_run() -> None:
 
     run_all([lambda: together.wait(timeout=60) and None] * 3 + [lambda: None], threads=4, name="test", begun=begun)
     assert running == [3]
+
+
+@pytest.mark.parametrize("when", ["starting", "begun"])
+def test_an_interrupt_at_the_start_waits_for_the_threads_that_run(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, finished = threading.Event(), []
+    start = threading.Thread.start
+
+    def slow() -> None:
+        running.set()
+        time.sleep(0.05)
+        finished.append(True)
+
+    def interrupt() -> None:
+        assert running.wait(60)
+        raise KeyboardInterrupt
+
+    def interrupted_start(self: threading.Thread) -> None:
+        if self.name == "test-2":
+            interrupt()
+        start(self)
+
+    if when == "starting":
+        monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([slow] * 3, threads=2 if when == "begun" else 3, name="test", begun=interrupt)
+    assert finished == [True]
+
+
+def test_an_interrupt_waits_for_threads_that_run_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, finished = threading.Event(), []
+    start = threading.Thread.start
+
+    def slow() -> None:
+        running.set()
+        time.sleep(0.05)
+        finished.append(True)
+
+    def interrupted_start(self: threading.Thread) -> None:
+        if self.name == "test-1":
+            assert running.wait(60)
+            raise KeyboardInterrupt
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    with pytest.raises(KeyboardInterrupt):
+        run_apart([slow] * 3, threads=2, name="test", begin=lambda: None)
+    assert finished == [True]
 
 
 def test_an_interrupt_waits_for_the_threads_that_use_the_callers_memory(monkeypatch: pytest.MonkeyPatch) -> None:

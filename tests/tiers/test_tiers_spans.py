@@ -70,7 +70,7 @@ def test_all_is_read_once_and_each_chunk_is_complete_with_its_last_span(cut: tup
     for span in order.sample(spans, len(spans)):
         come.append(span)
         assert all(span.start <= chunk[2] and _end(chunk) <= span.stop for chunk in span.chunks)
-        for chunk in (*span.chunks, *span.completed()):
+        for chunk in (*span.chunks, *span.came()):
             complete[chunk[2], chunk[3]] += 1
             here = sum(max(0, min(_end(chunk), one.stop) - max(chunk[2], one.start)) for one in come)
             assert here == chunk[3]
