@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ckptfmt.catalog.free_text import as_kept
-from ckptfmt.catalog.ownership import require_open, require_owner
+from ckptfmt.catalog.ownership import require_owner
 from ckptfmt.catalog.queries import launches, runs
 from ckptfmt.catalog.transaction import NOW, Transaction
 from ckptfmt.errors import Conflict, InvalidInput, NotFound
@@ -41,7 +41,12 @@ def join(tx: Transaction, run_name: str, request: LaunchRequest, rank: int) -> L
             f"rank {rank} of {request.world_size} does not fit launch {launch.id} of run {run_name!r}, which has "
             f"{launch.world_size} ranks: start all ranks with one world size"
         )
-    require_open(run, launch)
+    if launch.closed_at is not None:
+        raise Conflict(
+            f"launch {launch.id} of run {run.name!r} ended before rank {rank} joined it: see what its coordinator, "
+            f"host {launch.host}, pid {launch.pid}, reports, then start all ranks again, with a new launch token",
+            kind="launch_over",
+        )
     require_owner(run, launch)
     _require_one_host(tx, launch, request, rank)
     place(tx, launch.id, rank, request)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Before anything loads NumPy or torch: pools of threads that spin beside those of the other workers.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The server of torch.distributed's store asks for the name of each client, also of this host's own, and everybody waits
+# for it meanwhile: where no name server answers, 5 seconds, which is longer than what the tests wait for ranks.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 _LONG_SECONDS = 600
 """For what takes a minute on a machine with nothing else to do."""

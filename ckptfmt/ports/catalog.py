@@ -98,7 +98,8 @@ class Catalog(Protocol):
 
         ``NotFound`` of the kind ``launch_absent`` until that launch has been acquired. ``Conflict`` of the kind
         ``rank_taken`` if another process is this rank, of the kind ``one_host`` if the database is a file and the
-        process on another host than the launch's. ``Fenced`` if the launch's fence is no longer the run's.
+        process on another host than the launch's, of the kind ``launch_over`` if the launch was closed. ``Fenced`` if
+        the launch's fence is no longer the run's.
         """
 
     def renew_lease(self, launch_id: int, *, lease_seconds: float, last_step: int | None = None) -> LaunchRecord:

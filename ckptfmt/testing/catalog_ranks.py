@@ -79,8 +79,11 @@ class RankCases:
         with pytest.raises(Fenced, match="stop saving"):
             catalog.join_launch("llama", replace(mine, pid=7), rank=1)
         catalog.close_launch(newer.launch.id)
-        with pytest.raises(Conflict, match="closed"):
+        with pytest.raises(
+            Conflict, match="before rank 0 joined it: see what its coordinator, host node1, pid 200"
+        ) as late:
             catalog.join_launch("llama", request(token=newer.launch.token), rank=0)
+        assert late.value.kind == "launch_over"
 
     # -- reports of many ranks ----------------------------------------------------------------
     def test_one_report_for_all_ranks(self, make_catalog: MakeCatalog) -> None:

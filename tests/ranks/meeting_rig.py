@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import multiprocessing
 import os
 import secrets
 import signal
@@ -34,6 +35,7 @@ from ckptfmt.tiering import NO_TIERS, TierOrder, with_tiers
 WORLD: Final = 4
 ROWS: Final = 24
 LIMIT_SECONDS: Final = 150
+GATHER_SECONDS: Final = 60
 PLACES: Final = ("catalog", "c10d")
 
 
@@ -45,6 +47,7 @@ class Rank:
         self.rank = rank
         self.backend: FaultyBackend
         self.catalog: FaultyCatalog
+        self._gathered = False
 
     def join_group(self) -> None:
         """What a launcher's script does first."""
@@ -71,13 +74,20 @@ class Rank:
 
     @contextlib.contextmanager
     def checkpointer(self, *faults: Fault, sql: Sequence[Fault] = (), **options: Any) -> Iterator[Checkpointer]:
-        """This rank's checkpointer of the run "run"."""
+        """This rank's checkpointer of the run "run". No rank uses its first one before all have one."""
         with self.repository(*faults, sql=sql) as repository:
             named = {"rank": self.rank, "world_size": self.job.world, "coordination": self.job.place}
             if self.job.place == "catalog":
                 named["launch"] = self.job.token
             with repository.checkpointer("run", **{**named, **options}) as checkpointer:
+                self.gather()
                 yield checkpointer
+
+    def gather(self) -> None:
+        """Once: this rank has begun, and waits until all have."""
+        if not self._gathered:
+            self.job.gathering.wait(GATHER_SECONDS)
+            self._gathered = True
 
     def state(self, seed: int) -> dict[str, Any]:
         """This rank's view of a state that is made from ``seed`` alone."""
@@ -101,7 +111,8 @@ class Job:
     """One start of a job of ``world`` ranks that save to ``root`` and meet in ``place``.
 
     With ``agent``, its port, another process holds the process group's store, as the agent of a launcher does; else
-    rank 0 does. ``group_seconds`` is how long the process group waits for anything.
+    rank 0 does. ``group_seconds`` is how long the process group waits for anything. No rank does anything before
+    all have a checkpointer: how long they wait for each other then has nothing to do with how busy the machine is.
     """
 
     def __init__(
@@ -125,6 +136,7 @@ class Job:
         self.group_seconds = group_seconds
         self.tiers = tiers
         """What each rank opens beside the durable tier."""
+        self.gathering = multiprocessing.get_context("fork").Barrier(world)
         if place == "c10d":
             import torch.distributed  # noqa: F401  # once for all forks
 

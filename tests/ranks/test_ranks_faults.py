@@ -162,6 +162,7 @@ def test_a_rank_that_sleeps_past_the_deadline_commits_nothing(start: Start, root
             checkpointer = repository.checkpointer(
                 "run", rank=rank.rank, world_size=WORLD, coordination=rank.job.place, commit_timeout=HURRY, **named
             )
+            rank.gather()
             first = save_and_wait(checkpointer, rank.state(1), 1)
             second = outcome_of(lambda: checkpointer.save(rank.state(2), step=2).result(30)) if faults else None  # type: ignore[union-attr]
             checkpointer.close()
