@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ckptfmt.backends.posix import PosixBackend
 from ckptfmt.backends.syscalls import Syscalls
-from ckptfmt.doctor import files, host, memory, place, races
+from ckptfmt.doctor import copies, files, host, memory, place, races
 from ckptfmt.doctor.report import Diagnosis, Finding
 
 PREFIX = "ckptfmt-doctor-"
@@ -46,6 +46,7 @@ def _of_host() -> list[Finding]:
     return [
         memory.available(),
         memory.huge_pages(),
+        copies.copies(),
         memory.advice(),
         memory.locked_memory(),
         host.descriptors(),

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from ckptfmt.backends.memory import MemoryBackend
 from ckptfmt.backends.posix import PosixBackend
 from ckptfmt.backends.syscalls import DirectAlignment
-from ckptfmt.doctor import files, host, memory, place, races
+from ckptfmt.doctor import copies, copying, files, host, memory, place, races
 from ckptfmt.doctor.examine import examine
 from ckptfmt.doctor.report import Finding
 from ckptfmt.engine.arena import map_memory
@@ -36,6 +37,7 @@ NAMES = [
     "SQLite",
     "host memory",
     "huge pages",
+    "memory copies",
     "memory advice",
     "locked memory",
     "open files",
@@ -68,7 +70,8 @@ def test_everything_is_tried_and_nothing_stays(tmp_path: Path) -> None:
     for one in report["findings"]:
         assert one["name"] in text
         assert one["consequence"] in text
-        assert one["fix"] is None or one["fix"] in text
+        timed_again = one["name"] == "memory copies"
+        assert one["fix"] is None or one["fix"] in text or timed_again
         assert one["status"] == "good" or one["fix"] or one["status"] == "note"
 
 
@@ -234,3 +237,60 @@ def test_huge_pages_switched_off_are_told_with_a_fix(monkeypatch: pytest.MonkeyP
     assert one.status == "slow"
     assert "madvise" in (one.fix or "")
     assert "compact_memory" in (memory.huge_pages(setting=lambda: "always").fix or "")
+
+
+# -- copies of memory -------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("value", "tuned"),
+    [
+        ("", copies.SETTING),
+        ("glibc.malloc.check=1", f"glibc.malloc.check=1:{copies.SETTING}"),
+        (f"{copies.TUNABLE}=0x10000:glibc.malloc.check=1", f"glibc.malloc.check=1:{copies.SETTING}"),
+    ],
+)
+def test_other_settings_of_glibc_stay(value: str, tuned: str) -> None:
+    assert copies.tuned_value(value) == tuned
+
+
+@pytest.mark.parametrize(("faster", "status"), [(0.6, "slow"), (0.95, "good"), (2.0, "good")])
+def test_a_setting_is_told_of_where_it_makes_copies_faster(faster: float, status: str) -> None:
+    asked: list[Mapping[str, str]] = []
+
+    def timed(environment: Mapping[str, str]) -> float:
+        asked.append(environment)
+        return 0.01 * (faster if copies.SETTING in environment.get(copies.VARIABLE, "") else 1.0)
+
+    one = copies.copies(timed, {"A": "b", copies.VARIABLE: "glibc.malloc.check=1"})
+    assert one.status == status
+    assert (one.fix is not None) == (status == "slow")
+    assert all(environment["A"] == "b" for environment in asked)
+    assert one.facts["tuned_bytes_per_second"] == pytest.approx(one.facts["bytes_per_second"] / faster)
+    if one.fix:
+        assert f"{copies.VARIABLE}=glibc.malloc.check=1:{copies.SETTING} " in one.fix
+
+
+def test_copies_that_cannot_be_timed_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as anywhere:
+        anywhere.setattr(copies, "_why_not", lambda: None)
+        anywhere.setattr(copies, "_COPIES", "no number")
+        one = copies.copies()
+    assert one.status == "note"
+    assert "ValueError" in one.found
+    monkeypatch.setattr(copies, "available_memory", lambda: 1 << 20)
+    assert "memory available" in copies.copies().found
+    monkeypatch.setattr(copies, "available_memory", lambda: None)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert "x86-64" in copies.copies().found
+
+
+def test_a_process_copies_memory_with_the_setting_in_force() -> None:
+    """glibc's own loader tells which settings it knows, and what they are."""
+    loader = Path("/lib64/ld-linux-x86-64.so.2")
+    if not loader.exists():
+        pytest.skip("no glibc on x86-64")
+    environment = dict(os.environ) | {copies.VARIABLE: copies.tuned_value("")}
+    told = subprocess.run([loader, "--list-tunables"], env=environment, capture_output=True, text=True, check=True)
+    (line,) = [line for line in told.stdout.splitlines() if line.startswith(f"{copies.TUNABLE}:")]
+    assert int(line.split()[1], 16) == int(copies.SETTING.partition("=")[2], 16)
+    assert 0 < copies._timed(environment) < copies._LIMIT_SECONDS
+    assert copying.seconds_of_a_copy(1 << 20, 3) > 0
