@@ -14,6 +14,7 @@ from postgres_rig import migrated_database
 import ckptfmt
 from ckptfmt.catalog.postgres import PostgresSessions
 from ckptfmt.catalog.sql import SqlCatalog
+from ckptfmt.engine import protocol
 
 if TYPE_CHECKING:
     from postgres_rig import PostgresServer
@@ -77,6 +78,7 @@ def test_a_save_outlives_the_server(
     step: str,
     when: Literal["before", "after"],
 ) -> None:
+    monkeypatch.setattr(protocol, "_PROOF_SECONDS", 60.0)  # else a server that comes back slowly leaves that to recover
     url = mortal.url(migrated_database(mortal))
     root = tmp_path / "ckpts"
     death = _Death(mortal, step, when)
