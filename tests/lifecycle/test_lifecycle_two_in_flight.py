@@ -100,8 +100,9 @@ def test_a_third_save_waits_for_the_oldest_and_memory_is_two_snapshots(place: Pl
     first_write = Fault("write_at", hold=hold)
     process = place.open(first_write, Fault("write_at", delay=0.1, times=None))
     with process.checkpointer(in_flight_max=2) as checkpointer:
-        saves = [save(checkpointer, step) for step in range(2)]  # neither waits: nothing is written so far
-        assert first_write.reached.wait(10)
+        saves = [save(checkpointer, 0)]
+        assert first_write.reached.wait(10)  # that of the first save, not of the second one
+        saves.append(save(checkpointer, 1))
         assert checkpointer.in_flight == tuple(saves)
         third = threading.Thread(target=lambda: saves.append(save(checkpointer, 2)))
         third.start()
