@@ -63,51 +63,54 @@ def test_who_asks_is_told_when_all_threads_run() -> None:
     assert running == [3]
 
 
-@pytest.mark.parametrize("when", ["starting", "begun"])
-def test_an_interrupt_at_the_start_waits_for_the_threads_that_run(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    running, finished = threading.Event(), []
-    start = threading.Thread.start
+class _Slow:
+    """A task that takes a moment; whoever starts its threads is interrupted while one of them runs."""
 
-    def slow() -> None:
-        running.set()
+    def __init__(self) -> None:
+        self._running = threading.Event()
+        self.begun: list[bool] = []
+        self.finished: list[bool] = []
+
+    def __call__(self) -> None:
+        self.begun.append(True)
+        self._running.set()
         time.sleep(0.05)
-        finished.append(True)
+        self.finished.append(True)
 
-    def interrupt() -> None:
-        assert running.wait(60)
+    def interrupt(self) -> None:
+        assert self._running.wait(60)
         raise KeyboardInterrupt
 
-    def interrupted_start(self: threading.Thread) -> None:
-        if self.name == "test-2":
-            interrupt()
-        start(self)
+    def interrupt_start(self, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+        start = threading.Thread.start
 
+        def interrupted(thread: threading.Thread) -> None:
+            if thread.name == at:
+                self.interrupt()
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+
+    def all_that_began_have_finished(self) -> bool:
+        return len(self.finished) == len(self.begun) > 0
+
+
+@pytest.mark.parametrize("when", ["starting", "begun"])
+def test_an_interrupt_at_the_start_waits_for_the_threads_that_run(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = _Slow()
     if when == "starting":
-        monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+        slow.interrupt_start(monkeypatch, "test-2")
     with pytest.raises(KeyboardInterrupt):
-        run_all([slow] * 3, threads=2 if when == "begun" else 3, name="test", begun=interrupt)
-    assert finished == [True]
+        run_all([slow] * 3, threads=2 if when == "begun" else 3, name="test", begun=slow.interrupt)
+    assert slow.all_that_began_have_finished()
 
 
 def test_an_interrupt_waits_for_threads_that_run_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    running, finished = threading.Event(), []
-    start = threading.Thread.start
-
-    def slow() -> None:
-        running.set()
-        time.sleep(0.05)
-        finished.append(True)
-
-    def interrupted_start(self: threading.Thread) -> None:
-        if self.name == "test-1":
-            assert running.wait(60)
-            raise KeyboardInterrupt
-        start(self)
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    slow = _Slow()
+    slow.interrupt_start(monkeypatch, "test-1")
     with pytest.raises(KeyboardInterrupt):
         run_apart([slow] * 3, threads=2, name="test", begin=lambda: None)
-    assert finished == [True]
+    assert slow.all_that_began_have_finished()
 
 
 def test_an_interrupt_waits_for_the_threads_that_use_the_callers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
