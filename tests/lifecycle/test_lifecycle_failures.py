@@ -315,6 +315,50 @@ def test_a_writer_that_hangs_fails_in_time_and_commits_nothing_when_it_comes_bac
     assert [row.state for row in process.rows()] == [State.DELETED, State.COMMITTED]
 
 
+def test_a_save_that_has_failed_gives_its_verdict_itself_past_the_deadline_too(place: Place) -> None:
+    """The watchdog, which looks at each beat, knows less of it: only that the time is over."""
+    hold = threading.Event()
+    process = place.open(Fault("write_at", error=broken_disk), sql=[Fault("abort", hold=hold)])
+    checkpointer = process.checkpointer(commit_timeout=HURRY)
+    pending = checkpointer.save(state_of(1), step=1)
+    assert pending is not None
+    eventually(lambda: process.catalog.counts["abort"] == 1)
+    time.sleep(3 * HURRY)
+    assert not pending.done()
+    assert process.catalog.counts["abort"] == 1
+    hold.set()
+    assert "the disk is broken" in str(pending.exception(timeout=20))
+    assert "the disk is broken" in str(process.row().abort_reason)
+    assert [key for key in process.objects() if key.endswith(".safetensors")] == []
+    assert_later_save(checkpointer)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_watchdog_says_why_a_save_failed_whose_verdict_hangs(place: Place) -> None:
+    hold = threading.Event()
+    process = place.open(Fault("write_at", error=broken_disk), sql=[Fault("abort", hold=hold)])
+    checkpointer = process.checkpointer(commit_timeout=HURRY)
+    pending = checkpointer.save(state_of(1), step=1)
+    assert pending is not None
+    error = pending.exception(timeout=20)
+    assert isinstance(error, SaveFailed)
+    assert "the disk is broken" in str(error)
+    assert isinstance(error.__cause__, BackendError)
+    assert "the disk is broken" in str(process.row().abort_reason)
+    assert not hold.is_set()
+    hold.set()
+    assert_later_save(checkpointer)
+
+
+def assert_later_save(checkpointer: Checkpointer) -> None:
+    """The next one is committed; then the checkpointer is closed."""
+    set_commit_timeout(checkpointer, 30.0)
+    later = checkpointer.save(state_of(2), step=2)
+    assert later is not None
+    assert_state(later.result().load(), 2)
+    checkpointer.close()
+
+
 @pytest.mark.parametrize("where", ["r00000.part.json", ".json.zst"])
 def test_a_create_that_hangs_is_aborted_too(place: Place, where: str) -> None:
     hold = threading.Event()

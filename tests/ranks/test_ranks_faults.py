@@ -27,6 +27,7 @@ from meeting_rig import (
 import ckptfmt
 from ckptfmt.engine.save import waiting
 from ckptfmt.errors import CatalogError
+from ckptfmt.launching import LaunchOrder
 from ckptfmt.ports.coordination import COMMON, STORE_GONE, Board
 from ckptfmt.testing.faults import Call, Fault
 
@@ -38,6 +39,12 @@ pytestmark = pytest.mark.usefixtures("nobody_stays")
 def place(request: pytest.FixtureRequest) -> str:
     """Where the ranks meet: in the store, too, in the slow suite."""
     return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog of each rank looks all the time: what it would say too early, it says."""
+    monkeypatch.setattr(LaunchOrder, "beat_seconds", 0.02)
 
 
 HURRY: Final = 3.0
@@ -130,7 +137,7 @@ def test_the_coordinator_is_killed_between_two_steps(start: Start, root: Path, s
     if step in ("C3, durable", "C4, committed", "C5, COMMIT.json", "C5, proven"):
         assert committed  # any rank may finish it
     if not committed:
-        assert {outcome["rank"] for outcome in outcomes[1:]} == {0}
+        assert {outcome["rank"] for outcome in outcomes[1:]} == {0}, outcomes
 
     def again(rank: Rank) -> Any:
         with rank.checkpointer() as checkpointer:

@@ -25,10 +25,17 @@ class Patience:
         self.passing: CkptError | None = None
         """Why the call that is being repeated failed the last time."""
         self._overdue = overdue
+        self._settled_by = 0.0
 
     @property
     def over(self) -> bool:
-        return not self.waits and time.monotonic() > self.until
+        """Whether the watchdog is to give the verdict."""
+        return not self.waits and time.monotonic() > max(self.until, self._settled_by)
+
+    def settle(self, seconds: float) -> None:
+        """The save has failed, and whoever ran it has so long, past the deadline too, to find the verdict itself."""
+        self._settled_by = max(self.until, time.monotonic()) + seconds
+        self.waits = False
 
     @property
     def left(self) -> float:
@@ -56,12 +63,11 @@ class Patience:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Whoever waits for others looks at the time by himself, and names them."""
+        """Whoever waits for others looks at the time by himself, and names them. An error ends the wait in ``settle``:
+        before that the watchdog would name this rank instead."""
         self.waits = True
-        try:
-            yield
-        finally:
-            self.waits = False
+        yield
+        self.waits = False
 
     def remember(self, error: CkptError) -> None:
         self.passing = error

@@ -15,7 +15,7 @@ from ckptfmt.engine.save.outcome import as_data, find_verdict, free_space, is_st
 from ckptfmt.engine.save.patience import Patience
 from ckptfmt.engine.save.progress import Earlier, Listener
 from ckptfmt.engine.save.snapshot import Snapshot
-from ckptfmt.engine.save.waiting import await_verdict, follow, gather, merge
+from ckptfmt.engine.save.waiting import await_verdict, follow, gather, merge, settling
 from ckptfmt.engine.save.writing import Share, Writing
 from ckptfmt.errors import CatalogError, CkptError, Conflict, OutcomeUnknown, SaveFailed
 from ckptfmt.format import layout
@@ -54,6 +54,8 @@ class SaveSession:
         self._names: list[str] = []
         """Of the objects that this rank has begun, in the generation's folder."""
         self._stage = "begin"
+        self._error: BaseException | None = None
+        """What ended it, while its verdict is looked for."""
         self._reported = threading.Event()
         self._patience = Patience(context.commit_timeout, self._overdue)
 
@@ -66,6 +68,8 @@ class SaveSession:
         try:
             outcome = self._commit()
         except BaseException as error:
+            self._error = error
+            self._patience.settle(settling(self._context.commit_timeout))
             self._let_go()
             outcome = self._outcome(error)
         self._report(outcome)
@@ -197,10 +201,10 @@ class SaveSession:
         """Called by the watchdog past the deadline: give the verdict on behalf of a writer that does not come back."""
         if not self._patience.expired:
             self._patience.expired = True
-            overdue, snapshot = self._overdue(), self._snapshot
+            error, snapshot = self._error or self._overdue(), self._snapshot
             if snapshot is not None:
-                snapshot.drop(overdue)  # whoever saves may be waiting for the hung writer to make room
-            self._report(self._outcome(overdue))
+                snapshot.drop(error)  # whoever saves may be waiting for the hung writer to make room
+            self._report(self._outcome(error))
 
     def _overdue(self) -> SaveFailed:
         text = f"not committed within {self._context.commit_timeout:g} s (stage {self._stage}, {self.folder})"

@@ -7,6 +7,7 @@ import time
 from typing import Final
 
 from ckptfmt.engine import protocol
+from ckptfmt.engine.save import outcome
 from ckptfmt.engine.save.alone import ended
 from ckptfmt.engine.save.boards import Looks
 from ckptfmt.engine.save.context import LaunchContext, SaveOrder
@@ -30,6 +31,11 @@ _LATE_SECONDS: Final = 5.0
 def margin(commit_timeout: float) -> float:
     """Seconds after its deadline in which the coordinator has the last word."""
     return min(_MARGIN_SECONDS, commit_timeout / 2)
+
+
+def settling(commit_timeout: float) -> float:
+    """Seconds in which a save that has failed hears its coordinator, and finds its verdict."""
+    return margin(commit_timeout) + outcome.SETTLE_SECONDS
 
 
 def gather(context: LaunchContext, row: GenerationRecord, patience: Patience) -> None:
