@@ -90,7 +90,10 @@ def lock_launch(tx: Transaction, launch_id: int, *, fence: int | None = None) ->
     """Lock the launch's run; return run and launch, read under the lock."""
     run_id = launches.run_id_of(tx.session, tx.repository_id, launch_id)
     if run_id is None:
-        raise NotFound(f"the catalog {tx.url} has no launch {launch_id} in this repository")
+        raise NotFound(
+            f"the catalog {tx.url} has no launch {launch_id} in this repository: it was rebuilt, or an older copy "
+            "of it put back, since that launch began; open the repository again, for a new launch"
+        )
     run = lock_run(tx, run_id, fence=fence)
     return run, launches.by_id(tx.session, tx.repository_id, launch_id)
 

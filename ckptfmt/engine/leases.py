@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ckptfmt.engine.transfer import Heartbeat
-from ckptfmt.errors import CatalogError, Conflict, Fenced
+from ckptfmt.errors import CatalogError, Conflict, Fenced, NotFound
 from ckptfmt.ports.catalog import Catalog
 from ckptfmt.ports.records import LaunchRecord
 
@@ -54,18 +54,20 @@ class Lease:
             self._catalog.renew_lease(self.launch.id, lease_seconds=self._lease_seconds, last_step=self.last_step)
         except Fenced as error:
             self.lost(error)
+        except NotFound as error:
+            self.lost(Fenced(f"run {self.launch.run!r}: {error}"))
         except (CatalogError, Conflict) as error:
             # A missed beat is survivable: the fence decides at the next transition, not the lease.
             log.warning("the lease of run %r could not be renewed: %s", self.launch.run, error)
 
     def lost(self, error: Fenced) -> None:
-        """A newer launch has taken the run: no further save may begin."""
+        """A newer launch has taken the run, or the catalog does not know this one: no further save may begin."""
         if self.fenced is None:
             log.error("%s", error)
             self.fenced = error
 
     def check(self) -> None:
-        """Raise ``Fenced`` if a newer launch has taken the run."""
+        """Raise ``Fenced`` if the run is lost to this launch."""
         if self.fenced is not None:
             raise self.fenced
 
@@ -87,3 +89,5 @@ class Lease:
             self._catalog.close_launch(self.launch.id)
         except (CatalogError, Conflict) as error:
             log.warning("the lease of run %r was not released and will lapse by itself: %s", self.launch.run, error)
+        except NotFound as error:
+            log.warning("run %r: there is no lease to release: %s", self.launch.run, error)

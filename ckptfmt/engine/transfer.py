@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -215,7 +216,10 @@ class Heartbeat:
 
     def _loop(self) -> None:
         while not self._stopped.wait(self._seconds):
-            self._beat()
+            try:
+                self._beat()
+            except Exception:  # reported as of a thread that ends, which this one does not: others rely on it
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
     def stop(self) -> None:
         self._stopped.set()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ckptfmt.engine import transfer
-from ckptfmt.engine.transfer import copy_memory, run_all, run_apart
+from ckptfmt.engine.transfer import Heartbeat, copy_memory, run_all, run_apart
 
 
 def test_every_task_runs_once_on_at_most_so_many_threads() -> None:
@@ -157,3 +157,22 @@ def test_copies_arrive_whole(sizes: list[int]) -> None:
     for target, source in zip(targets, sources, strict=True):
         assert np.array_equal(target, source)
     assert ctypes.sizeof(ctypes.c_void_p) == 8  # addresses are passed as plain integers
+
+
+def test_a_heartbeat_outlives_an_error_and_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", reported.append)
+    beats: list[int] = []
+    enough = threading.Event()
+
+    def beat() -> None:
+        beats.append(1)
+        if len(beats) == 1:
+            raise ValueError("the first one")
+        enough.set()
+
+    heart = Heartbeat(beat, seconds=0.01, name="heart")
+    assert enough.wait(10)
+    heart.stop()
+    (found,) = reported
+    assert (str(found.exc_value), found.thread and found.thread.name) == ("the first one", "heart")

@@ -70,7 +70,7 @@ def test_a_job_shrinks_and_grows(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import sys, numpy as np, torch, torch.distributed as dist, ckptfmt
+import os, sys, numpy as np, torch, torch.distributed as dist, ckptfmt
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 root, step = sys.argv[1], int(sys.argv[2])
@@ -87,6 +87,7 @@ with ckptfmt.open(root) as repo, repo.checkpointer("run") as checkpointer:
     state["w"] = distribute_tensor(whole * (step + 1), mesh, [Shard(step % 2)])
     checkpointer.save(state, step=step).result()
 dist.destroy_process_group()
+os._exit(0)  # torch keeps gloo's threads, which may abort an interpreter that shuts down
 """
 
 

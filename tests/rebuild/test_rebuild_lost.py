@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,8 +27,9 @@ from ckptfmt.catalog import repair
 from ckptfmt.cli.repair import repair_catalog
 from ckptfmt.engine.contradictions import contradictions
 from ckptfmt.engine.keep.gc import collect
-from ckptfmt.errors import CatalogError, CkptError, Conflict, InvalidInput, NotFound
+from ckptfmt.errors import CatalogError, CkptError, Conflict, Fenced, InvalidInput, NotFound
 from ckptfmt.format.states import State
+from ckptfmt.launching import LaunchOrder
 
 History = dict[str, list[Told]]
 
@@ -315,13 +317,29 @@ def test_whoever_was_open_before_is_fenced(root: Path) -> None:
         (root / "catalog.sqlite").unlink()
         repair_catalog(root, how="rebuild")
         (new,) = save(root, 60)
-        with pytest.raises(CkptError):
+        with pytest.raises(CkptError, match="open the repository again"):
             checkpointer.save(state_of_a_late_one(), step=61).result()
-        with pytest.raises(CkptError):
-            checkpointer.close()
+        checkpointer.close()
     with ckptfmt.open(root) as repository:
         assert repository.latest("train").id == new
         assert next(iter(repository.generations(run="train"))).step == 60
+
+
+def test_a_lease_that_the_catalog_has_forgotten_is_lost_and_its_watchdog_lives(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LaunchOrder, "beat_seconds", 0.05)
+    with ckptfmt.open(root) as repository, repository.checkpointer("train") as checkpointer:
+        (root / "catalog.sqlite").unlink()
+        repair_catalog(root, how="rebuild")
+        lease = checkpointer._lease
+        until = time.monotonic() + 30
+        while lease.fenced is None and time.monotonic() < until:
+            lease._renew_after = 0.0  # at the next beat
+            time.sleep(0.02)
+        with pytest.raises(Fenced, match=r"run 'train': the catalog .* has no launch \d+ .* open the repository again"):
+            checkpointer.save(state_of_a_late_one(), step=61)
+        assert lease._heartbeat._thread.is_alive()
 
 
 def state_of_a_late_one() -> dict[str, int]:
