@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from error_chain import chain_of
-from lifecycle_rig import Place, assert_state, ended, eventually, named, set_commit_timeout, state_of
+from lifecycle_rig import Place, Process, assert_state, ended, eventually, named, set_commit_timeout, state_of
 
 import ckptfmt
 from ckptfmt.checkpointer import Checkpointer
@@ -29,6 +29,7 @@ from ckptfmt.errors import (
     Unavailable,
 )
 from ckptfmt.format.states import State
+from ckptfmt.pending import PendingSave
 from ckptfmt.testing.catalog_faults import unreachable
 from ckptfmt.testing.faults import Fault
 
@@ -315,13 +316,19 @@ def test_a_writer_that_hangs_fails_in_time_and_commits_nothing_when_it_comes_bac
     assert [row.state for row in process.rows()] == [State.DELETED, State.COMMITTED]
 
 
-def test_a_save_that_has_failed_gives_its_verdict_itself_past_the_deadline_too(place: Place) -> None:
-    """The watchdog, which looks at each beat, knows less of it: only that the time is over."""
+def save_that_fails_and_settles(place: Place) -> tuple[threading.Event, Process, Checkpointer, PendingSave]:
+    """A save whose disk is broken, and whose abort is held until the event."""
     hold = threading.Event()
     process = place.open(Fault("write_at", error=broken_disk), sql=[Fault("abort", hold=hold)])
     checkpointer = process.checkpointer(commit_timeout=HURRY)
     pending = checkpointer.save(state_of(1), step=1)
     assert pending is not None
+    return hold, process, checkpointer, pending
+
+
+def test_a_save_that_has_failed_gives_its_verdict_itself_past_the_deadline_too(place: Place) -> None:
+    """The watchdog, which looks at each beat, knows less of it: only that the time is over."""
+    hold, process, checkpointer, pending = save_that_fails_and_settles(place)
     eventually(lambda: process.catalog.counts["abort"] == 1)
     time.sleep(3 * HURRY)
     assert not pending.done()
@@ -335,11 +342,7 @@ def test_a_save_that_has_failed_gives_its_verdict_itself_past_the_deadline_too(p
 
 @pytest.mark.usefixtures("impatient")
 def test_the_watchdog_says_why_a_save_failed_whose_verdict_hangs(place: Place) -> None:
-    hold = threading.Event()
-    process = place.open(Fault("write_at", error=broken_disk), sql=[Fault("abort", hold=hold)])
-    checkpointer = process.checkpointer(commit_timeout=HURRY)
-    pending = checkpointer.save(state_of(1), step=1)
-    assert pending is not None
+    hold, process, checkpointer, pending = save_that_fails_and_settles(place)
     error = pending.exception(timeout=20)
     assert isinstance(error, SaveFailed)
     assert "the disk is broken" in str(error)
