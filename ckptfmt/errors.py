@@ -127,7 +127,7 @@ class Conflict(CkptError):
 
 
 class Fenced(Conflict):
-    """A newer launch owns the run: this process must stop saving to it."""
+    """A newer launch owns the run, or its catalog was rebuilt since: this process must stop saving to it."""
 
     default_kind = "fenced"
 

@@ -12,7 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 log = logging.getLogger("ckptfmt")
 
@@ -65,9 +65,13 @@ def _close_all(pid: int) -> None:
             failed = True
             print(f"ckptfmt: a save failed and nobody had looked at its outcome: {error}", file=sys.stderr)
     if failed:
-        # An exit handler cannot change the exit status any other way, and status 0 would say "saved".
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(FAILURE_STATUS)
+        end_now(FAILURE_STATUS)  # a handler cannot change the exit status otherwise, and status 0 would say "saved"
+
+
+def end_now(status: int) -> NoReturn:
+    """End this process without the rest of the interpreter's shutdown; what was printed and logged goes out first."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)

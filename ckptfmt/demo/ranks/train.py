@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import ckptfmt
+from ckptfmt import exits
 from ckptfmt.demo.attempt import RUN
 from ckptfmt.demo.digests import digests
 from ckptfmt.demo.journal import Journal, rank_journal
@@ -145,15 +145,8 @@ def main(words: Sequence[str] | None = None) -> None:
     dist.destroy_process_group()
 
 
-def end() -> NoReturn:
-    """End this process at once. torch keeps the threads of a gloo group past its destruction where there is a sharded
-    model, and one of them that lets go of a tensor while the interpreter shuts down aborts the process
-    (pytorch/pytorch#179291)."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
 if __name__ == "__main__":
     main()
-    end()
+    # Where there is a sharded model, torch keeps gloo's threads past the destruction of the group, and one of them that
+    # lets go of a tensor while the interpreter shuts down aborts the process (pytorch/pytorch#179291).
+    exits.end_now(0)

@@ -19,7 +19,7 @@ class Patience:
     def __init__(self, seconds: float, overdue: Callable[[], SaveFailed]) -> None:
         self.until = time.monotonic() + seconds
         self.waits = False
-        """For the verdict on an earlier save: our own time does not run."""
+        """For other ranks, or for the verdict on an earlier save: the watchdog leaves it alone."""
         self.expired = False
         """The watchdog has given the verdict: the writer hangs."""
         self.passing: CkptError | None = None
